@@ -1,0 +1,1 @@
+"""Two-tower recommenders trained with in-batch, mixed and cross-batch negatives."""

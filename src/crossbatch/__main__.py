@@ -1,0 +1,5 @@
+"""`python -m crossbatch`, which `torchrun -m` needs."""
+
+from crossbatch.cli import main
+
+main()
