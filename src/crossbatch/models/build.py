@@ -1,0 +1,50 @@
+"""The table of user towers, and a whole model from a name."""
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from .features import FeatureTable
+from .item_tower import NO_FEATURES, ItemTower
+from .two_tower import TwoTower
+from .youtube_dnn import YouTubeDNN
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "youtube_dnn": YouTubeDNN,
+}
+
+
+def build_model(
+    name: str,
+    num_items: int,
+    dim: int = 64,
+    *,
+    tower: Mapping[str, Any] = NO_OPTIONS,
+    item: Mapping[str, Any] = NO_OPTIONS,
+    item_features: Mapping[str, FeatureTable] = NO_FEATURES,
+    user_features: Mapping[str, FeatureTable] = NO_FEATURES,
+    **options: Any,
+) -> TwoTower:
+    """An item tower and the user tower `MODELS[name]`, ready to train.
+
+    Args:
+        name: A key of `MODELS`.
+        num_items: Items are 1..num_items.
+        dim: Width d of all vectors.
+        tower: Options of the user tower.
+        item: Options of `ItemTower`.
+        item_features: Content of items by name.
+        user_features: Profile of users by name.
+        options: Options of `TwoTower`.
+    """
+    if name not in MODELS:
+        near = get_close_matches(name, MODELS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(MODELS)}"
+        raise ValueError(f"unknown model {name!r}: {hint}")
+    item_tower = ItemTower(num_items, dim, features=item_features, **item)
+    return TwoTower(item_tower, MODELS[name](dim, **tower), user_features=user_features, **options)

@@ -1,0 +1,27 @@
+"""Dense layers as TensorFlow initialises them: Glorot-uniform kernels, zero biases."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+
+def dense_layer(in_features: int, out_features: int) -> nn.Linear:
+    """A linear layer with weights in ±sqrt(6 / (in + out)) and biases of zero."""
+    layer = nn.Linear(in_features, out_features)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(in_features: int, hidden: Sequence[int], out_features: int) -> nn.Sequential:
+    """Hidden layers with ReLU, then a linear one: `[*, in] -> [*, out]`.
+
+    Without hidden layers this is one linear map.
+    """
+    if any(width < 1 for width in hidden):
+        raise ValueError(f"hidden must hold layer widths of at least 1, got {list(hidden)}")
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers += [dense_layer(in_features, width), nn.ReLU()]
+        in_features = width
+    return nn.Sequential(*layers, dense_layer(in_features, out_features))

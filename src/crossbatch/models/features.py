@@ -1,0 +1,182 @@
+"""Content of items or users: tables of known features and the encoders that make vectors of them.
+
+genres = FeatureTable("multi_valued", values, offsets, num_values=19)
+encoder = FEATURE_ENCODERS[genres.kind](genres, 32)
+vectors = encoder(item_ids)                     # [N, 32]
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from .dense import dense_layer
+from .embedding import EmbeddingTable
+
+KINDS = ("categorical", "multi_valued", "numeric", "dense")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureTable:
+    """One feature of R rows (items with row 0 as padding, or users). Read only, never trained.
+
+    Attributes:
+        kind: One of `KINDS`.
+        values: categorical: int `[R]`, 0 = unknown. multi_valued: int `[V]`, the rows' values one
+            after the other. numeric, dense: float `[R, n]`.
+        offsets: multi_valued only: int64 `[R + 1]`; row r owns `values[offsets[r]:offsets[r + 1]]`.
+        num_values: Size of the vocabulary of the two integer kinds.
+    """
+
+    kind: str
+    values: Tensor
+    offsets: Tensor | None = None
+    num_values: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        if (self.kind == "multi_valued") != (self.offsets is not None):
+            raise ValueError(f"offsets belong to multi_valued features only, got kind {self.kind}")
+        if self.kind in ("categorical", "multi_valued") and self.num_values < 1:
+            raise ValueError(f"num_values must be at least 1, got {self.num_values}")
+        if self.kind in ("numeric", "dense") and self.values.ndim != 2:
+            raise ValueError(
+                f"values of a {self.kind} feature must be [rows, columns], "
+                f"got shape {list(self.values.shape)}"
+            )
+
+    @classmethod
+    def from_arrays(cls, kind: str, values: Any, offsets: Any = None, num_values: int = 0) -> Self:
+        """The table over NumPy arrays, memory-mapped ones included: nothing is copied."""
+        with warnings.catch_warnings():
+            # torch warns that a read-only map could be written to; nothing here ever writes.
+            warnings.filterwarnings("ignore", message=".*not writable.*")
+            tensors = [
+                None if array is None else torch.from_numpy(array) for array in (values, offsets)
+            ]
+        assert tensors[0] is not None
+        return cls(kind, tensors[0], tensors[1], num_values)
+
+    def __len__(self) -> int:
+        """Number of rows R."""
+        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The values of rows `ids` `[N]`: `[N]` or `[N, n]`, on the device of the ids."""
+        return self.values[ids.to(self.values.device)].to(ids.device)
+
+    def bags(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The values of multi-valued rows `[N]`, one after the other, and where each row begins."""
+        assert self.offsets is not None
+        rows = ids.to(self.offsets.device)
+        starts = self.offsets[rows]  # [N]
+        lengths = self.offsets[rows + 1] - starts
+        begins = lengths.cumsum(0) - lengths  # [N] where each bag begins in the result
+        shift = torch.repeat_interleave(starts - begins, lengths)
+        values = self.values[shift + torch.arange(len(shift), device=shift.device)]
+        return values.to(ids.device, torch.int64), begins.to(ids.device)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # Immutable and possibly as large as the catalogue: copies of a model share it.
+        return self
+
+
+class ContentEncoder(nn.Module):
+    """What all encoders share: the table they read and the width they give."""
+
+    dim: int
+
+    def __init__(self, table: FeatureTable, dim: int) -> None:
+        super().__init__()
+        self.table, self.dim = table, dim
+
+
+class CategoricalEncoder(ContentEncoder):
+    """A trainable vector per value; value 0 (unknown) has one too."""
+
+    def __init__(self, table: FeatureTable, dim: int | None) -> None:
+        super().__init__(table, dim or DEFAULT_DIM)
+        self.embedding = EmbeddingTable(table.num_values, self.dim)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Vectors `[N, dim]` of rows `ids` `[N]`."""
+        vectors: Tensor = self.embedding(self.table.rows(ids).long())
+        return vectors
+
+
+class MultiValuedEncoder(ContentEncoder):
+    """The mean of the vectors of a row's values (tags, hashed words); zeros where it has none."""
+
+    def __init__(self, table: FeatureTable, dim: int | None) -> None:
+        super().__init__(table, dim or DEFAULT_DIM)
+        self.embedding = EmbeddingTable(table.num_values, self.dim)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Vectors `[N, dim]` of rows `ids` `[N]`."""
+        return self.embedding.mean(*self.table.bags(ids))
+
+
+class NumericEncoder(ContentEncoder):
+    """The columns as they stand, or through a linear layer where a width is asked for."""
+
+    def __init__(self, table: FeatureTable, dim: int | None) -> None:
+        columns = table.values.shape[1]
+        super().__init__(table, dim or columns)
+        self.layer = nn.Identity() if dim is None else dense_layer(columns, dim)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Vectors `[N, dim]` of rows `ids` `[N]`."""
+        vectors: Tensor = self.layer(self.table.rows(ids).float())
+        return vectors
+
+
+class DenseEncoder(NumericEncoder):
+    """Precomputed vectors (text or image encoders) through a linear layer."""
+
+    def __init__(self, table: FeatureTable, dim: int | None) -> None:
+        super().__init__(table, dim or DEFAULT_DIM)
+
+
+DEFAULT_DIM = 32
+
+FEATURE_ENCODERS: dict[str, Callable[[FeatureTable, int | None], ContentEncoder]] = {
+    "categorical": CategoricalEncoder,
+    "multi_valued": MultiValuedEncoder,
+    "numeric": NumericEncoder,
+    "dense": DenseEncoder,
+}
+
+
+class FeatureEncoder(nn.Module):
+    """All features of a row side by side.
+
+    Args:
+        features: Tables by name, all with the same number of rows.
+        dims: Width by feature name; others take their kind's own (32, or as many as a numeric
+            feature has columns).
+    """
+
+    def __init__(self, features: Mapping[str, FeatureTable], dims: Mapping[str, int]) -> None:
+        super().__init__()
+        if unknown := sorted(set(dims) - set(features)):
+            raise ValueError(
+                f"feature_dims names {unknown}, but the features are {sorted(features)}"
+            )
+        if any(width < 1 for width in dims.values()):
+            raise ValueError(f"feature_dims must be at least 1, got {dict(dims)}")
+        # In the order of names, so that saved weights fit however the mapping was put together; a
+        # list, because feature names may hold dots, module names may not.
+        encoders = [
+            FEATURE_ENCODERS[table.kind](table, dims.get(name))
+            for name, table in sorted(features.items())
+        ]
+        self.dim = sum(encoder.dim for encoder in encoders)
+        self.encoders = nn.ModuleList(encoders)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Vectors `[N, dim]` of rows `ids` `[N]`."""
+        return torch.cat([encoder(ids) for encoder in self.encoders], dim=-1)

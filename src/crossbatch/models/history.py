@@ -1,0 +1,37 @@
+"""Histories as tensors of item ids: `[B, L]` int64, oldest first, 0 = padding on the right."""
+
+import torch
+from torch import Tensor
+
+
+def drop_positions(history: Tensor, rate: float) -> Tensor:
+    """Forget each item of each history with probability `rate`, but never a whole history.
+
+    The items that stay keep their order and move to the left, so that the result is a
+    right-padded history again.
+
+    Args:
+        history: `[B, L]`.
+        rate: In [0, 1).
+
+    Returns:
+        `[B, L]`.
+    """
+    noise = torch.rand(history.shape, device=history.device)
+    noise = noise.masked_fill(history == 0, -1.0)
+    # The largest draw of a row always stays: it is the likeliest survivor anyway.
+    keep = (noise >= rate) | (noise == noise.amax(dim=1, keepdim=True))
+    kept = history * keep
+    order = torch.argsort((kept == 0).to(torch.int8), dim=1, stable=True)
+    return kept.gather(1, order)
+
+
+def unit_vectors(vectors: Tensor) -> Tensor:
+    """`vectors` `[*, d]` at length 1; zero vectors stay zero and pass no gradient.
+
+    `F.normalize` would hand a zero vector a gradient of 1 / eps.
+    """
+    vectors = vectors.float()
+    norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    tiny = norm < 1e-8
+    return torch.where(tiny, 0.0, vectors / norm.masked_fill(tiny, 1.0))

@@ -1,0 +1,34 @@
+"""YouTube DNN user tower: the mean of the history, then a dense layer."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .dense import mlp
+
+
+class YouTubeDNN(nn.Module):
+    """Mean of the real history vectors, then one linear layer with bias (the reading of ComiRec).
+
+    Args:
+        dim: Width d.
+        hidden: Widths of ReLU layers before the last one, as in the original paper.
+        relu: Whether the last layer has a ReLU too, as in the original paper. User vectors are
+            then non-negative.
+    """
+
+    def __init__(self, dim: int, *, hidden: Sequence[int] = (), relu: bool = False) -> None:
+        super().__init__()
+        self.dim = dim
+        self.layers = mlp(dim, hidden, dim)
+        if relu:
+            self.layers.append(nn.ReLU())
+
+    def forward(self, history: Tensor, mask: Tensor) -> Tensor:
+        """User vectors `[B, 1, d]` of histories `[B, L, d]` with mask `[B, L]`."""
+        weights = mask.to(history.dtype)
+        weights = weights / (weights.sum(dim=1, keepdim=True) + 1e-9)  # an empty history: zeros
+        pooled = torch.bmm(weights.unsqueeze(1), history)  # [B, 1, d]
+        vectors: Tensor = self.layers(pooled)
+        return vectors
