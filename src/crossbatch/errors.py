@@ -1,4 +1,4 @@
-"""The two errors that a user's mistake may raise; the command line prints them without a traceback."""
+"""The two errors of a user's mistake; the command line prints them without a traceback."""
 
 
 class ConfigError(ValueError):

@@ -1,1 +1,50 @@
+"""Negatives for two-tower models: columns, memory bank, samplers, sampled softmax, drop-in loss.
 
+A library of its own that needs nothing but torch:
+
+    loss_fn = CrossBatchSoftmax(dim=64, item_counts=counts)
+    loss = loss_fn(u, v, item_ids)
+"""
+
+from crossbatch.negatives.candidates import Candidates, Corpus
+from crossbatch.negatives.cross_batch import CrossBatchSampler
+from crossbatch.negatives.cross_batch_softmax import CrossBatchSoftmax, best_interest
+from crossbatch.negatives.diagnostics import diagnose, diagnose_bank
+from crossbatch.negatives.frequency import item_frequency, no_correction, sampler_law
+from crossbatch.negatives.in_batch import InBatchSampler
+from crossbatch.negatives.loss import NonFiniteLossError, sampled_softmax_loss
+from crossbatch.negatives.masks import known_positives_mask
+from crossbatch.negatives.memory_bank import MemoryBank
+from crossbatch.negatives.mixed import MixedSampler
+from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler
+from crossbatch.negatives.uniform import UniformSampler
+
+SAMPLERS: dict[str, type[NegativeSampler]] = {
+    "uniform": UniformSampler,
+    "in_batch": InBatchSampler,
+    "mixed": MixedSampler,
+    "cross_batch": CrossBatchSampler,
+}
+
+__all__ = [
+    "SAMPLERS",
+    "Candidates",
+    "Corpus",
+    "CrossBatchSampler",
+    "CrossBatchSoftmax",
+    "InBatchSampler",
+    "ItemEncoder",
+    "MemoryBank",
+    "MixedSampler",
+    "NegativeSampler",
+    "NonFiniteLossError",
+    "UniformSampler",
+    "best_interest",
+    "diagnose",
+    "diagnose_bank",
+    "item_frequency",
+    "known_positives_mask",
+    "no_correction",
+    "sampled_softmax_loss",
+    "sampler_law",
+]

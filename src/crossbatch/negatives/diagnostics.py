@@ -1,0 +1,128 @@
+"""What a batch's softmax looks like from inside: the numbers that predict help or harm.
+
+diagnose(users, positives, negatives)["effective_negatives"]
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from crossbatch.negatives.candidates import Candidates
+from crossbatch.negatives.loss import sampled_softmax_loss
+from crossbatch.negatives.masks import MASKS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from crossbatch.negatives.memory_bank import MemoryBank
+
+# Mean direction shared by more than this part of the item vectors' length: the tower is collapsing.
+COLLAPSE_ALARM = 0.9
+
+
+def diagnose(
+    users: Tensor,
+    positives: Candidates,
+    negatives: Candidates,
+    *,
+    temperature: float = 1.0,
+    mask: str = "both",
+) -> dict[str, float]:
+    """Measure one batch.
+
+    Args:
+        users: `[B, d]`.
+        positives: The batch's positives.
+        negatives: The columns that the loss saw.
+        temperature: As given to the loss.
+        mask: As given to the loss.
+
+    Returns:
+        negatives_per_row: Mean number of columns that count as negatives.
+        masked_share: Share of columns left out as copies of the row's positive.
+        effective_negatives: exp of the entropy of the softmax over negatives: how many of them act.
+        hardness: Mean of the largest negative logit minus the positive's; above 0 the row is wrong.
+        bank_mass_share: Share of the negatives' softmax mass that lies in cached columns.
+        item_norm: Mean length of the batch's item vectors.
+        mean_direction_share: Length of the mean of the unit item vectors; 1 is collapse.
+        gradient_ratio: Norm of the loss gradient at the items over that at the users.
+    """
+    with torch.no_grad():
+        u, v = users.detach().float(), positives.embeddings.detach().float()
+        own = (u * v).sum(dim=1) / temperature - positives.log_q
+        logits, dropped = [], []
+        for part in negatives.parts:
+            logits.append(u @ part.embeddings.float().T / temperature - part.log_q)
+            hit = MASKS[mask](positives.item_ids, part)
+            dropped.append(torch.zeros_like(logits[-1], dtype=torch.bool) if hit is None else hit)
+        masked = torch.cat(dropped, dim=1)
+        scores = torch.cat(logits, dim=1).masked_fill(masked, float("-inf"))
+        keep = ~masked.all(dim=1)  # a row without negatives has no softmax over them
+        log_p = scores[keep].log_softmax(dim=1)
+        p = log_p.exp()
+        entropy = -(p * log_p.masked_fill(p == 0, 0.0)).sum(dim=1)
+        cached = torch.cat(
+            [torch.full((len(part),), part.cached, device=u.device) for part in negatives.parts]
+        )
+        directions = torch.nn.functional.normalize(v, dim=1)
+        return {
+            "negatives_per_row": float((~masked).sum(dim=1).float().mean()),
+            "masked_share": float(masked.float().mean()) if masked.numel() else 0.0,
+            "effective_negatives": _mean(entropy.exp()),
+            "hardness": _mean(scores[keep].amax(dim=1) - own[keep]) if keep.any() else 0.0,
+            "bank_mass_share": _mean((p * cached).sum(dim=1)),
+            "item_norm": float(v.norm(dim=1).mean()),
+            "mean_direction_share": float(directions.mean(dim=0).norm()),
+            "gradient_ratio": _gradient_ratio(u, positives, negatives, temperature, mask),
+        }
+
+
+def diagnose_bank(bank: MemoryBank, positives: Candidates) -> dict[str, float]:
+    """Fill, age and staleness of a bank, the last on items that are in batch and bank at once.
+
+    Returns:
+        bank_fill: Written rows.
+        bank_mean_age: Mean number of enqueues since a row was written.
+        bank_staleness: Mean of ‖cached − fresh‖ / ‖fresh‖ over rows older than the newest batch
+            whose item is in `positives`; NaN if there is none.
+    """
+    rows, ages = bank.read(), bank.ages()
+    staleness = float("nan")
+    if len(rows):
+        match = rows.item_ids.unsqueeze(1) == positives.item_ids  # [M, B]
+        match &= (ages > 0).unsqueeze(1)
+        cached, fresh = match.nonzero(as_tuple=True)
+        if cached.numel():
+            now = positives.embeddings.detach().float()[fresh]
+            gap = (rows.embeddings.float()[cached] - now).norm(dim=1)
+            staleness = float((gap / now.norm(dim=1).clamp(min=1e-12)).mean())
+    return {
+        "bank_fill": float(len(rows)),
+        "bank_mean_age": _mean(ages.float()),
+        "bank_staleness": staleness,
+    }
+
+
+def _gradient_ratio(
+    u: Tensor, positives: Candidates, negatives: Candidates, temperature: float, mask: str
+) -> float:
+    """Re-run the loss on leaves of its own: the caller's graph is not touched."""
+    with torch.enable_grad():
+        users = u.detach().requires_grad_()
+        items = positives.embeddings.detach().float().requires_grad_()
+        own = Candidates(items, positives.item_ids, positives.log_q)
+        columns: Candidates | None = None
+        for part in negatives.parts:
+            is_batch = not part.cached and torch.equal(part.item_ids, positives.item_ids)
+            part = own if is_batch else part.detached()
+            columns = part if columns is None else columns + part
+        assert columns is not None
+        loss = sampled_softmax_loss(users, own, columns, temperature=temperature, mask=mask)
+        user_gradient, item_gradient = torch.autograd.grad(loss, (users, items))
+    return float(item_gradient.norm() / user_gradient.norm().clamp(min=1e-12))
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if values.numel() else 0.0

@@ -1,0 +1,126 @@
+"""How likely is an item to be drawn? Estimates of q, and the log-space table that serves them.
+
+Three estimates, each a valid `Corpus.item_counts` (any constant factor cancels in the softmax):
+
+    Corpus(item_frequency(items, num_items), dim)         # "item frequency": the paper's words
+    Corpus(sampler_law(offsets, items, num_items), dim)   # what in-batch positives really follow
+    Corpus(no_correction(num_items), dim)                 # q constant: no correction at all
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def item_frequency(items: Tensor, num_items: int) -> Tensor:
+    """Count each item of the training log: q(i) ∝ number of interactions.
+
+    Args:
+        items: `[T]` item ids of all training interactions.
+        num_items: Largest id.
+
+    Returns:
+        `[num_items + 1]` int64 counts; row 0 (padding) is 0.
+    """
+    counts = torch.bincount(items, minlength=num_items + 1)
+    if counts.shape[0] > num_items + 1:
+        raise ValueError(
+            f"items hold id {counts.shape[0] - 1}, beyond num_items={num_items}; re-index them"
+        )
+    counts[0] = 0
+    return counts
+
+
+def sampler_law(offsets: Tensor, items: Tensor, num_items: int, *, min_history: int = 4) -> Tensor:
+    """Exact law of an in-batch positive when *users* are drawn uniformly.
+
+    A batch draws users uniformly, then one target position of each user uniformly, so heavy users
+    count less than in the raw frequency:
+
+        q(i) = 1/U · Σ_u #{k ≥ min_history : item k of u is i} / (L_u − min_history)
+
+    Args:
+        offsets: `[U + 1]` where each user's sequence starts in `items` (CSR).
+        items: `[T]` item ids, chronological within a user.
+        num_items: Largest id.
+        min_history: Number of leading items that are never a target.
+
+    Returns:
+        `[num_items + 1]` float64 probabilities; items that are never a target have 0.
+    """
+    lengths = offsets.diff()
+    targets_per_user = (lengths - min_history).clamp(min=0)
+    num_users = int((targets_per_user > 0).sum())
+    if num_users == 0:
+        raise ValueError(
+            f"no sequence is longer than min_history={min_history}; lower it or keep longer users"
+        )
+    position = torch.arange(items.shape[0]) - offsets[:-1].repeat_interleave(lengths)
+    weight = 1.0 / (num_users * targets_per_user.clamp(min=1).double())
+    weights = weight.repeat_interleave(lengths) * (position >= min_history)
+    law = torch.zeros(num_items + 1, dtype=torch.float64)
+    return law.index_add_(0, items, weights)
+
+
+def no_correction(num_items: int) -> Tensor:
+    """Constant q, which cancels in the softmax. Row 0 is padding.
+
+    Returns:
+        `[num_items + 1]` ones with a leading 0.
+    """
+    counts = torch.ones(num_items + 1, dtype=torch.int64)
+    counts[0] = 0
+    return counts
+
+
+class LogFrequency(nn.Module):
+    """Table of log q, computed in log space from counts and never clipped.
+
+    Clipping q at 1e-6, as some libraries do, gives every item with fewer than nine of nine million
+    interactions the same correction. A zero count has no finite correction, so asking for such an
+    item is an error and not a silent `inf`.
+
+    Args:
+        item_counts: `[R]` counts or probabilities; ids index it directly.
+    """
+
+    log_q: Tensor
+
+    def __init__(self, item_counts: Tensor) -> None:
+        super().__init__()
+        counts = item_counts.double()
+        log_q = (counts.log() - counts.sum().log()).float()
+        # Derived from the data, not learned: a checkpoint need not carry a catalogue-sized table.
+        self.register_buffer("log_q", log_q, persistent=False)
+
+    def forward(self, item_ids: Tensor) -> Tensor:
+        """`[N]` log q of `item_ids` `[N]`."""
+        if torch.compiler.is_compiling():  # value checks would break the graph
+            return self.log_q[item_ids]
+        num_rows = self.log_q.shape[0]
+        if item_ids.numel() and not 0 <= int(item_ids.min()) <= int(item_ids.max()) < num_rows:
+            raise ValueError(
+                f"item_ids must lie in [0, {num_rows}), got {int(item_ids.min())} to "
+                f"{int(item_ids.max())}; item_counts needs one entry per item"
+            )
+        log_q = self.log_q[item_ids]
+        if bool(torch.isinf(log_q).any()):
+            unseen = int(item_ids[torch.isinf(log_q)][0])
+            raise ValueError(
+                f"item_ids hold {unseen}, whose count is 0, so log q is -inf; count the items of "
+                "the data that you train on"
+            )
+        return log_q
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LogFrequency:
+        log_q = self.log_q
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Follows the device, never the precision: 8 bits cannot tell rare items apart.
+        self.log_q = log_q.to(self.log_q.device)
+        return self

@@ -1,0 +1,177 @@
+"""`sampled_softmax_loss`: cross-entropy over sampled item columns (Eqs. 1-4 and 9).
+
+One function serves every strategy, because strategies differ only in the columns they pass:
+
+    loss = sampled_softmax_loss(u, positives, negatives=positives)                 # in-batch, Eq. 3
+    loss = sampled_softmax_loss(u, positives, negatives=positives + bank.read())   # CBNS, Eq. 9
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from crossbatch.negatives.fused import FusedRowLosses
+from crossbatch.negatives.masks import MASKS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from crossbatch.negatives.candidates import Candidates
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class NonFiniteLossError(ValueError):
+    """A loss that is NaN or infinite; the message says which argument brought it."""
+
+
+def sampled_softmax_loss(
+    users: Tensor,
+    positives: Candidates,
+    negatives: Candidates,
+    *,
+    temperature: float | Tensor = 1.0,
+    reduction: Reduction = "mean",
+    mask: str = "both",
+    exclude: Tensor | None = None,
+    chunk_size: int | None = None,
+) -> Tensor:
+    """Softmax cross-entropy of each row's positive against shared negative columns.
+
+        s'(u, i) = u·v_i / temperature − log q(i)
+        loss_r   = −s'(u_r, r) + log( e^{s'(u_r, r)} + Σ_{j: id_j ≠ id_r} e^{s'(u_r, j)} )
+
+    The correction is subtracted from *every* column, the positive included, after the temperature
+    has divided the score: a constant factor on q cancels, and log q is never scaled. Columns that
+    carry the row's own id have probability exactly 0. Logits and their log-sum-exp are float32 (or
+    float64 for float64 input) whatever autocast says.
+
+    Args:
+        users: `[B, d]` user vectors.
+        positives: B columns, row r's positive at position r.
+        negatives: N columns shared by all rows; may contain the positives themselves. Cached parts
+            are constants: they cost one `p @ bank` for the user side and no graph.
+        temperature: Divides the score; a tensor is learned.
+        reduction: `"mean"`, `"sum"` or `"none"` (`[B]`).
+        mask: Which columns with the row's own id are left out: `"both"` batch and bank, `"batch"`
+            (bank copies stay), or `"none"` (only the row's own column is left out).
+        exclude: `[B, N]` bool, True for columns to leave out of a row as well, such as the user's
+            other positives.
+        chunk_size: Work through the columns this many at a time and recompute probabilities in the
+            backward pass: memory is `[B, chunk_size]` however many columns there are.
+
+    Returns:
+        Scalar, or `[B]` for `reduction="none"`.
+    """
+    _check(users, positives, negatives, reduction, mask, exclude, chunk_size, temperature)
+    queries = users / temperature  # [B, d]
+    if torch.compiler.is_compiling():
+        rows = row_losses(queries, positives, negatives, mask=mask, exclude=exclude)
+    else:
+        rows = FusedRowLosses.run(queries, positives, negatives, mask, exclude, chunk_size)
+        if not bool(torch.isfinite(rows.detach()).all()):
+            raise NonFiniteLossError(_blame(users, positives, negatives, temperature))
+    if reduction == "mean":
+        return rows.mean()
+    return rows.sum() if reduction == "sum" else rows
+
+
+def row_losses(
+    users: Tensor,
+    positives: Candidates,
+    negatives: Candidates,
+    *,
+    mask: str = "both",
+    exclude: Tensor | None = None,
+) -> Tensor:
+    """The definition, in plain autograd: `[B]` losses.
+
+    `FusedRowLosses` computes the same at the cost of the columns that need a gradient. This form is
+    what `torch.compile` traces, and what tests hold the other against.
+    """
+    dtype = torch.promote_types(users.dtype, torch.float32)
+    with torch.autocast(users.device.type, enabled=False):
+        u = users.to(dtype)
+        own = (u * positives.embeddings.to(dtype)).sum(dim=1) - positives.log_q  # [B]
+        blocks = [own.unsqueeze(1)]
+        start = 0
+        for part in negatives.parts:
+            logits = u @ part.embeddings.to(dtype).T - part.log_q  # [B, n]
+            dropped = MASKS[mask](positives.item_ids, part)
+            if exclude is not None:
+                more = exclude[:, start : start + len(part)]
+                dropped = more if dropped is None else dropped | more
+            start += len(part)
+            blocks.append(logits if dropped is None else logits.masked_fill(dropped, float("-inf")))
+        return torch.cat(blocks, dim=1).logsumexp(dim=1) - own
+
+
+def _check(
+    users: Tensor,
+    positives: Candidates,
+    negatives: Candidates,
+    reduction: str,
+    mask: str,
+    exclude: Tensor | None,
+    chunk_size: int | None,
+    temperature: float | Tensor,
+) -> None:
+    if users.dim() != 2 or not users.is_floating_point():
+        raise ValueError(
+            "users must be a floating-point tensor of shape [B, d], got "
+            f"{users.dtype} of shape {list(users.shape)}"
+        )
+    if users.shape[0] != len(positives):
+        raise ValueError(
+            f"positives must hold one column per user, {users.shape[0]}, got {len(positives)}"
+        )
+    if users.shape[0] == 0:
+        raise ValueError("users are empty; skip the batch")
+    for name, columns in (("positives", positives), ("negatives", negatives)):
+        if columns.dim != users.shape[1]:
+            raise ValueError(
+                f"{name} have dimension {columns.dim}, users {users.shape[1]}; "
+                "both towers must end in the same dimension"
+            )
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
+    if mask not in MASKS:
+        raise ValueError(f"mask must be one of {', '.join(MASKS)}, got {mask!r}")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1 or None, got {chunk_size}")
+    if isinstance(temperature, (int, float)) and not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    if exclude is not None:
+        expected = (users.shape[0], len(negatives))
+        if exclude.dtype != torch.bool or exclude.shape != expected:
+            raise ValueError(
+                f"exclude must be a bool tensor of shape {list(expected)}, one column per "
+                f"negative, got {exclude.dtype} of shape {list(exclude.shape)}"
+            )
+
+
+def _blame(
+    users: Tensor, positives: Candidates, negatives: Candidates, temperature: float | Tensor
+) -> str:
+    """Name the argument that made the loss non-finite."""
+    named = {
+        "users": users,
+        "positives.embeddings": positives.embeddings,
+        "positives.log_q": positives.log_q,
+        "negatives.embeddings": negatives.embeddings,
+        "negatives.log_q": negatives.log_q,
+    }
+    for name, value in named.items():
+        broken = int((~torch.isfinite(value)).sum())
+        if broken:
+            return (
+                f"{name} hold {broken} values that are not finite, so the loss is not either; "
+                "lower the learning rate or look at the inputs of this batch"
+            )
+    largest = float(users.detach().abs().max())
+    return (
+        f"the logits overflow (largest user coordinate {largest:.3g}, temperature "
+        f"{float(temperature):.3g}); lower the learning rate or raise the temperature"
+    )

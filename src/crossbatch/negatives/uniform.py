@@ -1,0 +1,79 @@
+"""`UniformSampler`: items drawn from the whole catalogue, shared by the batch (Eq. 1)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from crossbatch.negatives.candidates import Candidates
+from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler
+
+if TYPE_CHECKING:
+    from crossbatch.negatives.candidates import Corpus
+
+
+class UniformSampler(NegativeSampler):
+    """`num_negatives` distinct items, the same for every row of the batch.
+
+    The proposal is constant, so its correction cancels and the softmax is Eq. 1 as printed. Every
+    drawn item goes through the item tower, with gradient: this is the cost that in-batch and
+    cross-batch sampling avoid.
+
+    Args:
+        corpus: Item counts (only their number matters here) and dimension.
+        num_negatives: Columns per batch; at most the whole catalogue is drawn.
+        law: `"uniform"`, or `"log_uniform"` as in ComiRec's code: Zipf over the id, which must then
+            be the popularity rank; drawn with replacement and corrected by its own log q.
+    """
+
+    def __init__(self, corpus: Corpus, *, num_negatives: int = 1280, law: str = "uniform") -> None:
+        super().__init__(corpus)
+        if num_negatives < 1:
+            raise ValueError(f"num_negatives must be at least 1, got {num_negatives}")
+        if law not in ("uniform", "log_uniform"):
+            raise ValueError(f"law must be 'uniform' or 'log_uniform', got {law!r}")
+        self.num_negatives = num_negatives
+        self.law = law
+
+    def log_q(self, item_ids: Tensor) -> Tensor:
+        """`[N]` constant −log(num_items), or the log of the Zipf law."""
+        if self.law == "uniform":
+            return torch.full(item_ids.shape, -math.log(self.num_items), device=item_ids.device)
+        probability = torch.log1p(1.0 / item_ids.double()) / math.log(self.num_items + 1)
+        return probability.log().float()
+
+    def draw(self, users: Tensor, positives: Candidates, encode: ItemEncoder) -> Candidates:
+        """Fresh items, encoded with gradient. The batch's own positives are not among them."""
+        if self.law == "uniform":
+            ids = draw_distinct(self.num_items, self.num_negatives, users.device)
+        else:
+            ids = self._draw_log_uniform(users.device)
+        return Candidates(encode(ids), ids, self.log_q(ids))
+
+    def _draw_log_uniform(self, device: torch.device) -> Tensor:
+        # Inverse of the cumulative law log(1 + i) / log(1 + num_items) at i = 1..num_items.
+        level = torch.rand(self.num_negatives, dtype=torch.float64)
+        ids = torch.exp(level * math.log(self.num_items + 1)).long()
+        return ids.clamp_(1, self.num_items).to(device)
+
+
+def draw_distinct(num_items: int, count: int, device: torch.device) -> Tensor:
+    """Draw `count` distinct ids uniformly from 1..num_items, without walking the catalogue.
+
+    Distinct values of independent uniform draws are a uniform subset given their number; draws go
+    on until there are enough, then random ones are dropped.
+
+    Returns:
+        `[min(count, num_items)]` int64.
+    """
+    if 2 * count >= num_items:
+        return (torch.randperm(num_items)[:count] + 1).to(device)
+    ids = torch.empty(0, dtype=torch.int64)
+    while ids.shape[0] < count:
+        missing = count - ids.shape[0]
+        fresh = torch.randint(1, num_items + 1, (missing + missing // 8 + 8,))
+        ids = torch.cat([ids, fresh]).unique()
+    return ids[torch.randperm(ids.shape[0])[:count]].to(device)
