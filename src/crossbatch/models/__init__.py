@@ -5,18 +5,26 @@ u, v = model(history, item_ids)
 """
 
 from .build import MODELS, build_model
+from .comirec_sa import ComiRecSA
 from .embedding import EmbeddingTable
 from .features import FEATURE_ENCODERS, FeatureTable
+from .gru4rec import GRU4Rec
 from .item_tower import ItemTower
+from .mind import MIND
+from .sasrec import SASRec
 from .two_tower import TwoTower
 from .youtube_dnn import YouTubeDNN
 
 __all__ = [
     "FEATURE_ENCODERS",
+    "MIND",
     "MODELS",
+    "ComiRecSA",
     "EmbeddingTable",
     "FeatureTable",
+    "GRU4Rec",
     "ItemTower",
+    "SASRec",
     "TwoTower",
     "YouTubeDNN",
     "build_model",

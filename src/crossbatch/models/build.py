@@ -7,8 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from .comirec_sa import ComiRecSA
 from .features import FeatureTable
+from .gru4rec import GRU4Rec
 from .item_tower import NO_FEATURES, ItemTower
+from .mind import MIND
+from .sasrec import SASRec
 from .two_tower import TwoTower
 from .youtube_dnn import YouTubeDNN
 
@@ -16,6 +20,10 @@ NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "youtube_dnn": YouTubeDNN,
+    "gru4rec": GRU4Rec,
+    "mind": MIND,
+    "comirec_sa": ComiRecSA,
+    "sasrec": SASRec,
 }
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .checks import check_at_least_one
+
 
 class EmbeddingTable(nn.Module):
     """`num_rows` trainable vectors, Glorot-uniform on the table's own shape.
@@ -37,8 +39,7 @@ class EmbeddingTable(nn.Module):
         self, num_rows: int, dim: int, *, sparse: bool = True, padding_row: int | None = None
     ) -> None:
         super().__init__()
-        if num_rows < 1 or dim < 1:
-            raise ValueError(f"num_rows and dim must be at least 1, got {num_rows} and {dim}")
+        check_at_least_one(num_rows=num_rows, dim=dim)
         self.weight = nn.Parameter(torch.empty(num_rows, dim))
         self.sparse = sparse
         self.padding_row = padding_row

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
+from .checks import check_at_least_one
 from .dense import mlp
 from .embedding import EmbeddingTable
 from .features import FeatureEncoder, FeatureTable
@@ -73,8 +74,7 @@ class ItemTower(nn.Module):
 
 
 def _check(num_items: int, dim: int, features: Mapping[str, FeatureTable], has_id: bool) -> None:
-    if num_items < 1 or dim < 1:
-        raise ValueError(f"num_items and dim must be at least 1, got {num_items} and {dim}")
+    check_at_least_one(num_items=num_items, dim=dim)
     if not has_id and not features:
         raise ValueError("id=False needs at least one feature: nothing else describes an item")
     for name, table in features.items():

@@ -44,9 +44,10 @@ def soft_readout(interests: Tensor, target: Tensor, power: float = 1.0) -> Tenso
     """
     scores = _scores(interests, target)
     # The cap keeps |s|^100 finite; float32 ends at e^88.
-    logits = scores.sign() * (power * scores.abs().clamp_min(1e-12).log()).clamp_max(80.0).exp()
+    size = (power * scores.abs().clamp_min(1e-12).log()).clamp_max(80.0).exp()
+    logits = scores if power == 1 else scores.sign() * size
     copies = (interests[:, 1:] == interests[:, :1]).all(dim=-1)  # [B, K-1]
-    logits[:, 1:] = logits[:, 1:].masked_fill(copies, -torch.inf)
+    logits = torch.cat([logits[:, :1], logits[:, 1:].masked_fill(copies, -torch.inf)], dim=1)
     return torch.bmm(logits.softmax(dim=1).unsqueeze(1), interests).squeeze(1)
 
 

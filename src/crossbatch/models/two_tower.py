@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from .checks import check_choice, check_share
 from .dense import mlp
 from .embedding import EmbeddingTable
 from .features import FeatureEncoder, FeatureTable
@@ -105,6 +106,9 @@ class TwoTower(nn.Module):
         if self.history == "id":
             vectors: Tensor = self.item_tower.table(history)  # type: ignore[operator]
             return vectors.masked_fill(~mask.unsqueeze(-1), 0.0)
+        if torch.compiler.is_exporting():  # a graph cannot depend on how many items are distinct
+            encoded = self.items(history.flatten()).view(*history.shape, -1)
+            return encoded.masked_fill(~mask.unsqueeze(-1), 0.0)
         distinct, where = torch.unique(history[mask], return_inverse=True)
         encoded = self.items(distinct)[where]  # [positions, d]
         blank = encoded.new_zeros(*history.shape, encoded.shape[-1])
@@ -135,10 +139,8 @@ class TwoTower(nn.Module):
 
 
 def _check(history: str, item_tower: nn.Module, history_dropout: float) -> None:
-    if history not in HISTORY_SOURCES:
-        raise ValueError(f"history must be one of {', '.join(HISTORY_SOURCES)}, got {history!r}")
-    if not 0 <= history_dropout < 1:
-        raise ValueError(f"history_dropout must be in [0, 1), got {history_dropout}")
+    check_choice("history", history, HISTORY_SOURCES)
+    check_share("history_dropout", history_dropout)
     if history == "id" and not isinstance(getattr(item_tower, "table", None), nn.Module):
         raise ValueError(
             'history="id" needs an item tower with an id table; pass history="item_tower"'

@@ -1,0 +1,150 @@
+"""MIND user tower: K interest capsules by behaviour-to-interest dynamic routing.
+
+tower = MIND(64, interests=4)
+interests = tower(history_vectors, mask)        # [B, 4, 64]
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .checks import check_at_least_one, check_choice
+from .dense import dense_layer
+from .readout import READOUTS
+
+ROUTINGS = ("random", "fixed")
+FIXED_POSITIONS = 256
+
+
+def routing_weights(logits: Tensor, mask: Tensor) -> Tensor:
+    """Share of each position in each interest: softmax over the K interests, 0 at padding.
+
+    Args:
+        logits: `[B, K, L]`.
+        mask: `[B, L]`.
+
+    Returns:
+        `[B, K, L]`, summing to 1 over K at each real position.
+    """
+    return logits.softmax(dim=1).masked_fill(~mask.unsqueeze(1), 0.0)
+
+
+def squash(capsules: Tensor) -> Tensor:
+    """Capsules `[B, K, d]` shrunk to a length in [0, 1): v · |v|² / (1 + |v|²) / |v|."""
+    square = capsules.square().sum(dim=-1, keepdim=True)
+    return capsules * (square / (1 + square) / (square + 1e-9).sqrt())
+
+
+def route(mapped: Tensor, mask: Tensor, logits: Tensor, iterations: int) -> Tensor:
+    """Capsules `[B, K, d]` after `iterations` rounds of agreement.
+
+    Only the last weighted sum carries gradient; the rounds before choose its weights.
+
+    Args:
+        mapped: Mapped history `[B, L, d]`.
+        mask: `[B, L]`.
+        logits: First routing logits `[B, K, L]`.
+        iterations: At least 1.
+    """
+    with torch.no_grad():
+        for _ in range(iterations - 1):
+            capsules = squash(torch.bmm(routing_weights(logits, mask).to(mapped.dtype), mapped))
+            logits = logits + torch.bmm(capsules.to(mapped.dtype), mapped.transpose(1, 2))
+        weights = routing_weights(logits, mask).to(mapped.dtype)
+    return squash(torch.bmm(weights, mapped))
+
+
+class MIND(nn.Module):
+    """Interest capsules of the history through one shared bilinear map, then a dense ReLU layer.
+
+    Args:
+        dim: Width d.
+        interests: Number K of interests.
+        iterations: Rounds of routing.
+        routing: First routing logits: `"random"` draws them afresh for every history from a normal
+            distribution truncated at two deviations, `"fixed"` uses one such draw for all.
+        readout: `"hard"` trains the interest that scores the positive highest, `"soft"` a mixture
+            with label-aware attention (the original paper).
+        power: Sharpness of the soft readout.
+        relu: Whether a dense layer with ReLU follows the capsules (ComiRec's setting for Books).
+        bias: Whether the bilinear map has a bias.
+        adaptive: Whether a history of n items has only max(1, min(K, log2 n)) interests, as in the
+            original paper; the places of the others then repeat the first interest, which leaves
+            the maximum over interests as it is.
+        stochastic_evaluation: Whether random routing is random in evaluation too.
+        routing_seed: Seed of the fixed logits.
+
+    Deviation: ComiRec draws routing logits in evaluation as well, so that two evaluations of one
+    model differ. Here evaluation uses the fixed logits unless `stochastic_evaluation` is set.
+    """
+
+    fixed_logits: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        interests: int = 4,
+        iterations: int = 3,
+        routing: str = "random",
+        readout: str = "hard",
+        power: float = 1.0,
+        relu: bool = True,
+        bias: bool = True,
+        adaptive: bool = False,
+        stochastic_evaluation: bool = False,
+        routing_seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_at_least_one(interests=interests, iterations=iterations)
+        check_choice("routing", routing, ROUTINGS)
+        check_choice("readout", readout, READOUTS)
+        self.dim, self.num_interests, self.iterations = dim, interests, iterations
+        self.routing, self.stochastic_evaluation = routing, stochastic_evaluation
+        self.readout, self.power, self.adaptive = readout, power, adaptive
+        self.bilinear = nn.Linear(dim, dim, bias=bias)
+        nn.init.xavier_uniform_(self.bilinear.weight)
+        if bias:  # as TF1 initialises a vector that was given no initialiser
+            limit = math.sqrt(6 / (2 * dim))
+            nn.init.uniform_(self.bilinear.bias, -limit, limit)
+        self.dense = nn.Sequential(dense_layer(dim, dim), nn.ReLU()) if relu else nn.Identity()
+        generator = torch.Generator().manual_seed(routing_seed)
+        fixed = nn.init.trunc_normal_(torch.empty(FIXED_POSITIONS, interests), generator=generator)
+        self.register_buffer("fixed_logits", fixed)
+
+    def forward(self, history: Tensor, mask: Tensor) -> Tensor:
+        """Interests `[B, K, d]` of histories `[B, L, d]` with mask `[B, L]`."""
+        mapped = self.bilinear(history)
+        logits = self._first_logits(mask)  # [B, K, L]
+        if not self.adaptive:
+            capsules = route(mapped, mask, logits, self.iterations)
+        else:
+            absent = self._absent(mask)
+            logits = logits.masked_fill(absent, -torch.inf)
+            capsules = route(mapped, mask, logits, self.iterations)
+            capsules = torch.where(absent, capsules[:, :1], capsules)
+        interests: Tensor = self.dense(capsules)
+        return interests
+
+    def select(self, interests: Tensor, target: Tensor) -> Tensor:
+        """The vector `[B, d]` of interests `[B, K, d]` that answers for targets `[B, d]`."""
+        return READOUTS[self.readout](interests, target, self.power)
+
+    def _first_logits(self, mask: Tensor) -> Tensor:
+        B, L = mask.shape
+        fresh = self.routing == "random" and (self.training or self.stochastic_evaluation)
+        if not fresh:
+            positions = torch.arange(L, device=mask.device) % FIXED_POSITIONS
+            return self.fixed_logits[positions].T.expand(B, -1, -1)
+        # Drawn for real positions only: padding changes neither the draws nor what follows them.
+        logits = self.fixed_logits.new_zeros(B, L, self.num_interests)
+        drawn = logits.new_empty(int(mask.sum()), self.num_interests)
+        logits[mask] = nn.init.trunc_normal_(drawn)
+        return logits.transpose(1, 2)
+
+    def _absent(self, mask: Tensor) -> Tensor:
+        """True `[B, K, 1]` for interests that a history is too short to have."""
+        available = mask.sum(dim=1).clamp_min(1).log2().floor().clamp_min(1)  # [B]
+        order = torch.arange(self.num_interests, device=mask.device)
+        return (order >= available.unsqueeze(1)).unsqueeze(2)

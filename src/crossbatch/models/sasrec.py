@@ -1,0 +1,93 @@
+"""SASRec user tower: causal self-attention, read at the last item."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .checks import check_at_least_one, check_share
+from .dense import dense_layer
+from .embedding import EmbeddingTable
+
+
+class Block(nn.Module):
+    """Self-attention over the past, then a two-layer network on each position; both residual."""
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.attention_norm, self.network_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.query_key_value = nn.ModuleList(dense_layer(dim, dim) for _ in range(3))
+        self.mix = dense_layer(dim, dim)
+        self.network = nn.Sequential(
+            dense_layer(dim, dim),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            dense_layer(dim, dim),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, states: Tensor) -> Tensor:
+        """States `[B, L, d]`; each looks at itself and what came before."""
+        B, L, d = states.shape
+        normed = self.attention_norm(states)
+        query, key, value = (
+            project(normed).view(B, L, self.heads, d // self.heads).transpose(1, 2)
+            for project in self.query_key_value
+        )
+        seen = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+        )
+        states = states + self.mix(seen.transpose(1, 2).reshape(B, L, d))
+        result: Tensor = states + self.network(self.network_norm(states))
+        return result
+
+
+class SASRec(nn.Module):
+    """The state of the last real item after `blocks` layers of causal self-attention.
+
+    Padding stands on the right, where causal attention never looks from a real item.
+
+    Args:
+        dim: Width d.
+        blocks: Attention layers.
+        heads: Attention heads; must divide d.
+        dropout: On the input, the attention weights and the networks.
+        max_length: Number of position vectors, counted back from the last item; items further
+            back share the last.
+
+    Deviation: layers normalise their whole input (pre-norm); the original normalises queries only
+    and adds the residual after it.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        blocks: int = 2,
+        heads: int = 1,
+        dropout: float = 0.2,
+        max_length: int = 50,
+    ) -> None:
+        super().__init__()
+        check_at_least_one(blocks=blocks, heads=heads, max_length=max_length)
+        check_share("dropout", dropout)
+        if dim % heads:
+            raise ValueError(f"heads must divide dim, got heads={heads} and dim={dim}")
+        self.dim, self.max_length = dim, max_length
+        self.positions = EmbeddingTable(max_length, dim, sparse=False)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.Sequential(*(Block(dim, heads, dropout) for _ in range(blocks)))
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, history: Tensor, mask: Tensor) -> Tensor:
+        """User vectors `[B, 1, d]` of histories `[B, L, d]` with mask `[B, L]`."""
+        last = mask.sum(dim=1, keepdim=True) - 1  # [B, 1]; -1 for an empty history
+        order = torch.arange(history.shape[1], device=history.device)
+        from_end = (last - order).clamp(0, self.max_length - 1)  # [B, L]
+        states = self.dropout(history * math.sqrt(self.dim) + self.positions(from_end))
+        states = self.blocks(states)
+        index = last.clamp_min(0).unsqueeze(2).expand(-1, -1, self.dim)
+        vectors: Tensor = self.norm(states.gather(1, index))  # [B, 1, d]
+        return vectors.masked_fill((last < 0).unsqueeze(2), 0.0)
