@@ -1,0 +1,194 @@
+"""What an index is, and the exact one: inner products with every item, close to GEMM speed.
+
+    top = ExactIndex(item_vectors).search(interests, k=50)    # interests [B, K, d]
+    top.item_ids                                              # [B, 50]
+
+A user with K interests scores an item by the largest of the K inner products, so one-vector and
+multi-interest models share this path (for ComiRec's "search each interest, pool, drop repeats" the
+result is the same list).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from crossbatch.retrieval.running_topk import RunningTopK
+
+# A tile of scores is at most this many numbers (4 MB): it stays in cache between the GEMM that
+# writes it and the scan that reads it.
+TILE_SCORES = 1 << 20
+# Rows of a tile: interests of all users in a block. The GEMM is at full speed from about 256 on.
+BLOCK_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The best items of B users, best first; equal scores stand in ascending item id.
+
+    A user with fewer than k eligible items has item id 0 and score −∞ in the slots left over.
+    """
+
+    scores: Tensor  # [B, k]
+    item_ids: Tensor  # [B, k] int64
+
+
+class Index(Protocol):
+    """Anything that answers the top-k question over a fixed set of item vectors."""
+
+    exact: ClassVar[bool]
+
+    @property
+    def num_items(self) -> int:
+        """Number of items that can be returned; ids run from 1 to this."""
+        ...
+
+    def search(self, interests: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
+        """Return the k items of largest score, max over interests, for each of B users."""
+        ...
+
+
+class ExactIndex:
+    """Exact search by matrix products in tiles; memory is bounded whatever the catalogue's size.
+
+    The same call gives the same answer. Which of two items comes first when their scores differ by
+    float rounding only may depend on the shape of the call, as it does for any matrix product.
+
+    Args:
+        vectors: `[N + 1, d]` item vectors, row = item id. Row 0 is padding and never returned.
+    """
+
+    exact: ClassVar[bool] = True
+
+    def __init__(self, vectors: Tensor) -> None:
+        if vectors.dim() != 2 or len(vectors) < 2:
+            raise ValueError(
+                "vectors must be [num_items + 1, d] with row 0 as padding, "
+                f"got {list(vectors.shape)}"
+            )
+        if vectors.dtype not in (torch.float32, torch.float64):
+            vectors = vectors.float()
+        self.vectors = vectors.detach()
+        _require_finite("vectors", self.vectors[1:])
+
+    @property
+    def num_items(self) -> int:
+        """Number of items that can be returned; ids run from 1 to this."""
+        return len(self.vectors) - 1
+
+    @torch.no_grad()
+    def search(self, interests: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
+        """Return the k items of largest `max over interests of interest · item` for each user.
+
+        Args:
+            interests: `[B, K, d]` vectors of B users.
+            k: Length of the lists. More than the catalogue holds is allowed: see `TopK`.
+            exclude: `[B, X]` item ids never to return for that user; 0 means none.
+        """
+        self._check(interests, k, exclude)
+        B, K, _ = interests.shape
+        interests = interests.detach().to(self.vectors)
+        # A long list or many interests must not break the memory bound, so the block gives way.
+        rows = max(1, min(BLOCK_ROWS // K, 2 * TILE_SCORES // k))
+        blocks = [
+            self._search_block(
+                interests[start : start + rows],
+                k,
+                None if exclude is None else exclude[start : start + rows],
+            )
+            for start in range(0, B, rows)
+        ]
+        if not blocks:
+            best = RunningTopK(0, k, like=self.vectors)
+            return TopK(best.scores, best.item_ids)
+        return TopK(
+            torch.cat([block.scores for block in blocks]),
+            torch.cat([block.item_ids for block in blocks]),
+        )
+
+    def _search_block(self, interests: Tensor, k: int, exclude: Tensor | None) -> TopK:
+        """Stream the catalogue past one block of users."""
+        b, K, d = interests.shape
+        # Items are the rows of a tile and users its fastest dimension: reducing over groups of
+        # items is then a vectorised maximum of whole lines.
+        queries = interests.transpose(0, 1).reshape(K * b, d).T  # [d, K·b]
+        tile_items, group = _tile_shape(self.num_items, K * b, k)
+        tile = self.vectors.new_empty(tile_items, K, b)
+        best = RunningTopK(b, k, like=self.vectors)
+        banned = None if exclude is None else _Banned(exclude.to(self.vectors.device))
+        for start in range(1, self.num_items + 1, tile_items):
+            items = self.vectors[start : start + tile_items]
+            n = len(items)
+            torch.mm(items, queries, out=tile[:n].view(n, K * b))
+            filled = -(-n // group) * group
+            tile[n:filled] = -torch.inf
+            if banned is not None:
+                for item_ids, users in banned.between(start, start + n):
+                    tile[item_ids - start, :, users] = -torch.inf
+            best.scan(tile[:filled], group, first_id=start)
+            # Merging whenever the items seen have doubled keeps both merges and candidates few:
+            # about k candidates a user pass an old threshold in each doubling.
+            if start + n - 1 >= 2 * best.items_merged:
+                best.merge(items_seen=start + n - 1)
+        best.merge(items_seen=self.num_items)
+        return TopK(best.scores, best.item_ids)
+
+    def _check(self, interests: Tensor, k: int, exclude: Tensor | None) -> None:
+        d = self.vectors.shape[1]
+        if interests.dim() != 3 or interests.shape[2] != d or interests.shape[1] == 0:
+            raise ValueError(
+                f"interests must be [B, K, {d}], got {list(interests.shape)}; "
+                "a model with one vector per user gives [B, 1, d]"
+            )
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        if exclude is not None:
+            if exclude.dim() != 2 or len(exclude) != len(interests):
+                raise ValueError(
+                    f"exclude must be [{len(interests)}, X] item ids padded with 0, "
+                    f"got {list(exclude.shape)}"
+                )
+            if exclude.is_floating_point():
+                raise ValueError(f"exclude must hold integer item ids, got {exclude.dtype}")
+        _require_finite("interests", interests)
+
+
+class _Banned:
+    """Pairs (item, user) that must not be returned, in item order, so that a tile finds its own."""
+
+    def __init__(self, exclude: Tensor) -> None:
+        users, columns = exclude.nonzero(as_tuple=True)
+        self.item_ids, order = exclude[users, columns].long().sort()
+        self.users = users[order]
+
+    def between(self, first_id: int, stop_id: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the item ids and users of the tile `[first_id, stop_id)`, or nothing at all."""
+        bounds = self.item_ids.new_tensor([first_id, stop_id])
+        start, stop = torch.searchsorted(self.item_ids, bounds).tolist()
+        if stop > start:
+            yield self.item_ids[start:stop], self.users[start:stop]
+
+
+def _tile_shape(num_items: int, rows: int, k: int) -> tuple[int, int]:
+    """Return items per tile and items per group.
+
+    A tile should hold at least k groups: then the k best groups of the first tile already bound
+    every list from below.
+    """
+    tile_items = max(1024, TILE_SCORES // rows)
+    tile_items = min(tile_items, -(-num_items // 32) * 32) // 32 * 32
+    group = 32
+    while group > 1 and tile_items // group < k:
+        group //= 2
+    return tile_items, group
+
+
+def _require_finite(name: str, values: Tensor) -> None:
+    """Refuse NaN and infinity: they would silently vanish from, or fill, every list."""
+    if values.numel() and not torch.isfinite(torch.stack(values.aminmax())).all():
+        raise ValueError(
+            f"{name} must be finite, got NaN or infinity; "
+            "check the training loss and the learning rate"
+        )

@@ -1,0 +1,76 @@
+"""The best k items of each user over a stream of score tiles, without sorting the tiles.
+
+Scores are looked at in groups. A group's maximum decides whether anything in it can still enter a
+list; after the first tiles almost nothing can, so nearly all the work is one vectorised maximum.
+"""
+
+import torch
+from torch import Tensor
+
+
+class RunningTopK:
+    """Top-k lists of B users while items stream past in ascending id order.
+
+    Tie rule: of equal scores the smaller id stays first. Later items have larger ids, hence an item
+    must *exceed* the k-th score to enter, and a stable sort of (list, newcomers) keeps the order.
+
+    Args:
+        rows: Number of users B.
+        k: Length of the lists.
+        like: A tensor whose dtype and device the scores share.
+    """
+
+    def __init__(self, rows: int, k: int, *, like: Tensor) -> None:
+        self.scores = like.new_full((rows, k), -torch.inf)  # [B, k], best first
+        self.item_ids = torch.zeros((rows, k), dtype=torch.long, device=like.device)
+        self.items_merged = 0
+        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []  # users, item ids, scores
+
+    def scan(self, tile: Tensor, group: int, *, first_id: int) -> None:
+        """Note the candidates among a tile of scores.
+
+        Args:
+            tile: `[G·group, K, B]` scores of consecutive items by interest and user.
+            group: Items per group.
+            first_id: Id of the tile's first item.
+        """
+        n, K, B = tile.shape
+        k = self.scores.shape[1]
+        threshold = self.scores[:, -1]  # [B]; what the list already holds
+        group_max = tile.view(n // group, group * K, B).amax(dim=1)  # [G, B]
+        groups, users = (group_max > threshold).nonzero(as_tuple=True)
+        floor = None
+        if len(users) > k * B and len(group_max) > k:
+            # The k best groups hold k items at least as good as the k-th group's maximum.
+            floor = group_max.topk(k, dim=0, sorted=False).values.amin(dim=0)  # [B]
+            wanted = (group_max > threshold) & (group_max >= floor)
+            groups, users = wanted.nonzero(as_tuple=True)
+        scores = tile.view(n // group, group, K, B)[groups, :, :, users].amax(dim=2)  # [H, group]
+        keep = scores > threshold[users, None]
+        if floor is not None:
+            keep &= scores >= floor[users, None]
+        hits, offsets = keep.nonzero(as_tuple=True)
+        if len(hits):
+            item_ids = groups[hits] * group + offsets + first_id
+            self._pending.append((users[hits], item_ids, scores[hits, offsets]))
+
+    def merge(self, *, items_seen: int) -> None:
+        """Take the noted candidates into the lists."""
+        self.items_merged = items_seen
+        if not self._pending:
+            return
+        users, item_ids, scores = map(torch.cat, zip(*self._pending, strict=True))
+        self._pending.clear()
+        users, order = users.sort(stable=True)  # candidates of a user stay in ascending id
+        B, k = self.scores.shape
+        counts = users.bincount(minlength=B)
+        starts = counts.cumsum(dim=0) - counts
+        columns = k + torch.arange(len(users), device=users.device) - starts[users]
+        width = k + int(counts.max())
+        pool = self.scores.new_full((B, width), -torch.inf)
+        pool_ids = self.item_ids.new_zeros((B, width))
+        pool[:, :k], pool_ids[:, :k] = self.scores, self.item_ids
+        pool[users, columns], pool_ids[users, columns] = scores[order], item_ids[order]
+        ranked, ranking = pool.sort(dim=1, descending=True, stable=True)
+        self.scores = ranked[:, :k].contiguous()
+        self.item_ids = pool_ids.gather(1, ranking[:, :k])
