@@ -1,0 +1,134 @@
+"""Ranking metrics, one number per user.
+
+    recall(ranked, targets, k)  # ranked [U, k] item ids, targets: U sequences of ids -> [U]
+
+For a user, T is the list of held-out items in chronological order (n of them, repeats kept), R the
+first k of the ranked list, h the number of entries of T that are in R. Decided cases:
+
+- no target: every metric is undefined, NaN (leave such users out of a mean);
+- repeated target: recall counts each occurrence, above and below the fraction bar; textbook NDCG
+  and ComiRec's master variant look at distinct items; ComiRec's published variant at occurrences;
+- a list shorter than k, or id 0 in it: slots without a recommendation, never a hit.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from crossbatch.evaluation.hits import Hits, Ids, find_hits, flatten_targets
+
+Ranked = Tensor | Sequence[Sequence[int]]
+
+
+def recall(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
+    """Share of the held-out items found: h / n, `[U]`."""
+    return recall_of(_hits(ranked, targets, k), k)
+
+
+def hit_rate(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
+    """1 for a user with at least one held-out item in the list, else 0, `[U]`."""
+    return hit_rate_of(_hits(ranked, targets, k), k)
+
+
+def ndcg(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
+    """Textbook NDCG, `[U]`: Σ 1/log2(rank + 1) over hits, divided by its largest possible value.
+
+    The ideal list holds min(n, k) hits at its head, n counting distinct held-out items, so that a
+    perfect list scores exactly 1.
+    """
+    return ndcg_of(_hits(ranked, targets, k), k)
+
+
+def ndcg_comirec(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
+    """The NDCG behind the paper's tables (ComiRec's first release), `[U]`.
+
+    Deviation from the textbook: the gain 1/log2(i + 2) goes by the index i of the hit in the
+    *target list*, not by its rank, and the ideal holds h hits, the number obtained. A user with a
+    hit therefore scores close to 1 and the mean exceeds recall. Compare published numbers with this
+    one, models with `ndcg`.
+    """
+    return ndcg_comirec_of(_hits(ranked, targets, k), k)
+
+
+def ndcg_comirec_master(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
+    """ComiRec's NDCG after July 2021, `[U]`: gains by rank, ideal still over the hits obtained."""
+    return ndcg_comirec_master_of(_hits(ranked, targets, k), k)
+
+
+def recall_of(hits: Hits, k: int) -> Tensor:
+    """`recall` from located targets."""
+    n = hits.per_user(torch.ones_like(hits.ranks))
+    return hits.per_user(hits.ranks < k) / n  # 0 / 0 is NaN: undefined without a target
+
+
+def hit_rate_of(hits: Hits, k: int) -> Tensor:
+    """`hit_rate` from located targets."""
+    found = hits.per_user(hits.ranks < k) > 0
+    return _where_defined(hits, found.double())
+
+
+def ndcg_of(hits: Hits, k: int) -> Tensor:
+    """`ndcg` from located targets."""
+    gain = _discount(hits.ranks) * (hits.first & (hits.ranks < k))
+    distinct = hits.per_user(hits.first)
+    return hits.per_user(gain) / _ideal(distinct.clamp(max=k))
+
+
+def ndcg_comirec_of(hits: Hits, k: int) -> Tensor:
+    """`ndcg_comirec` from located targets."""
+    found = hits.ranks < k
+    return _over_obtained(hits, _discount(hits.order) * found, found)
+
+
+def ndcg_comirec_master_of(hits: Hits, k: int) -> Tensor:
+    """`ndcg_comirec_master` from located targets."""
+    found = hits.first & (hits.ranks < k)
+    return _over_obtained(hits, _discount(hits.ranks) * found, found)
+
+
+# The metrics an evaluation reports; a new one is a function and a line here.
+METRICS: dict[str, Callable[[Hits, int], Tensor]] = {
+    "recall": recall_of,
+    "hit_rate": hit_rate_of,
+    "ndcg": ndcg_of,
+    "ndcg_comirec": ndcg_comirec_of,
+    "ndcg_comirec_master": ndcg_comirec_master_of,
+}
+
+
+def _hits(ranked: Ranked, targets: Sequence[Ids], k: int) -> Hits:
+    table = torch.as_tensor(ranked)
+    if table.dim() != 2 or len(table) != len(targets):
+        raise ValueError(
+            f"ranked must be [U, k] with one row per user, got {list(table.shape)} "
+            f"for {len(targets)} target lists"
+        )
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    ids, offsets = flatten_targets(targets)
+    return find_hits(table.long(), ids.to(table.device), offsets.to(table.device))
+
+
+def _discount(position: Tensor) -> Tensor:
+    """Gain 1/log2(position + 2) of 0-based positions."""
+    return 1.0 / torch.log2(position.double() + 2.0)
+
+
+def _ideal(count: Tensor) -> Tensor:
+    """Σ_{j=1..count} 1/log2(j + 1): `[U]` float64 counts → `[U]`."""
+    top = int(count.max()) if len(count) else 0
+    sums = torch.cat([count.new_zeros(1), _discount(torch.arange(top)).to(count).cumsum(dim=0)])
+    return sums[count.long()]
+
+
+def _over_obtained(hits: Hits, gain: Tensor, found: Tensor) -> Tensor:
+    """Gains divided by the ideal of as many hits as were obtained; 0 where there is none."""
+    ideal = _ideal(hits.per_user(found))
+    return _where_defined(hits, hits.per_user(gain) / ideal.where(ideal > 0, 1.0))
+
+
+def _where_defined(hits: Hits, values: Tensor) -> Tensor:
+    """NaN for users without a target."""
+    defined = hits.per_user(torch.ones_like(hits.ranks)) > 0
+    return values.where(defined, torch.nan)
