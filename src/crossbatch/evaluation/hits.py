@@ -29,6 +29,16 @@ class Hits:
         total = torch.zeros(self.num_users, dtype=torch.float64, device=values.device)
         return total.index_add_(0, self.users, values.double())
 
+    def only(self, keep: Tensor) -> "Hits":
+        """Return the hits of a slice of the targets, `keep` `[T]` bool; the users stay the same."""
+        return Hits(
+            self.users[keep],
+            self.ranks[keep],
+            self.order[keep],
+            self.first[keep],
+            self.num_users,
+        )
+
 
 def find_hits(ranked: Tensor, target_ids: Tensor, target_offsets: Tensor) -> Hits:
     """Locate every target in its user's list.

@@ -1,0 +1,49 @@
+"""How popular an item was in training: cold, tail, mid or head."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+BANDS = ("cold", "tail", "mid", "head")
+
+
+@dataclass(frozen=True, slots=True)
+class Popularity:
+    """Popularity of each item id, from training counts.
+
+    Bands: `cold` items never occur in training; the others, from the most popular down, are cut
+    where a third and two thirds of all training interactions are reached, so that head, mid and
+    tail stand for equal shares of the traffic.
+    """
+
+    band: Tensor  # [num_items + 1] index into BANDS; −1 for padding
+    rank: Tensor  # [num_items + 1] share of items that are more popular (ties: mid-rank), in (0, 1)
+
+    @classmethod
+    def from_counts(cls, item_counts: npt.ArrayLike | Tensor) -> Self:
+        """Build from `[num_items + 1]` training frequencies; entry 0 is padding."""
+        counts = np.asarray(item_counts, dtype=np.float64)[1:]
+        order = np.argsort(-counts, kind="stable")
+        before = np.empty(len(counts))
+        before[order] = np.cumsum(counts[order]) - counts[order]
+        share = before / max(counts.sum(), 1.0)  # of the interactions, with more popular items
+        band = np.select(
+            [counts == 0, share >= 2 / 3, share >= 1 / 3],
+            [BANDS.index("cold"), BANDS.index("tail"), BANDS.index("mid")],
+            default=BANDS.index("head"),
+        )
+        _, inverse, ties = np.unique(-counts, return_inverse=True, return_counts=True)
+        rank = (np.cumsum(ties) - ties / 2)[inverse] / max(len(counts), 1)
+        return cls(
+            band=torch.from_numpy(np.concatenate([[-1], band])),
+            rank=torch.from_numpy(np.concatenate([[0.0], rank])),
+        )
+
+    @property
+    def num_items(self) -> int:
+        """Number of items, padding not counted."""
+        return len(self.band) - 1

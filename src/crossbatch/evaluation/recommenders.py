@@ -1,0 +1,107 @@
+"""What can be evaluated: anything that lists k items for each user of a batch.
+
+recommend = model_recommender(model, num_items=ds.num_items)
+recommend(batch, 50, None)      # [B, 50] item ids
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from crossbatch.retrieval import ExactIndex, Index
+
+# Items encoded at once: the content features of a whole catalogue need not fit in memory.
+ITEM_CHUNK = 16_384
+
+
+class UserBatch(Protocol):
+    """The part of an evaluation batch that a recommender may see: no targets."""
+
+    @property
+    def user_ids(self) -> Tensor:
+        """`[B]` user ids."""
+        ...
+
+    @property
+    def history(self) -> Tensor:
+        """`[B, L]` item ids, oldest first, padded with 0."""
+        ...
+
+
+class Towers(Protocol):
+    """A two-tower model as evaluation sees it; `crossbatch.models.TwoTower` is one."""
+
+    def users(self, history: Tensor, user_ids: Tensor | None = None) -> Tensor:
+        """`[B, L]` histories → `[B, K, d]` interests."""
+        ...
+
+    def items(self, item_ids: Tensor) -> Tensor:
+        """`[N]` item ids → `[N, d]`."""
+        ...
+
+
+# (batch, k, ids to leave out [B, X] or None) → item ids [B, k], best first, 0 for an empty slot
+Recommender = Callable[[UserBatch, int, Tensor | None], Tensor]
+
+
+def model_recommender(
+    model: Towers,
+    num_items: int,
+    *,
+    index: Callable[[Tensor], Index] = ExactIndex,
+    device: torch.device | str = "cpu",
+) -> Recommender:
+    """Encode the catalogue once and rank it for each batch by the model's user vectors.
+
+    Args:
+        model: Towers; put in evaluation mode by the caller, see `evaluation_mode`.
+        num_items: Items 1..num_items are ranked.
+        index: Builds the index from `[num_items + 1, d]` item vectors.
+        device: Where batches are sent; the model's own.
+    """
+    catalogue = index(encode_items(model, num_items, device=device))
+
+    @torch.no_grad()
+    def recommend(batch: UserBatch, k: int, exclude: Tensor | None) -> Tensor:
+        interests = model.users(batch.history.to(device), batch.user_ids.to(device))
+        return catalogue.search(interests.float(), k, exclude=exclude).item_ids.cpu()
+
+    return recommend
+
+
+@torch.no_grad()
+def encode_items(model: Towers, num_items: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """Return `[num_items + 1, d]` float32 item vectors; row 0 (padding) is zero."""
+    vectors: Tensor | None = None
+    for start in range(1, num_items + 1, ITEM_CHUNK):
+        ids = torch.arange(start, min(start + ITEM_CHUNK, num_items + 1), device=device)
+        chunk = model.items(ids)
+        if vectors is None:
+            vectors = torch.zeros(num_items + 1, chunk.shape[1], device=chunk.device)
+        vectors[start : start + len(ids)] = chunk
+    if vectors is None:
+        raise ValueError(f"num_items must be at least 1, got {num_items}")
+    return vectors
+
+
+@contextmanager
+def evaluation_mode(model: object, *, seed: int) -> Iterator[None]:
+    """Evaluate without a trace: each module's mode and the random state are put back afterwards.
+
+    Models that draw random numbers at inference (MIND's routing logits) draw them from `seed`, so
+    an evaluation repeats exactly and training goes on as if it had not happened.
+    """
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    training = [module.training for module in modules]
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        try:
+            for module in modules:
+                module.training = False
+            yield
+        finally:
+            for module, mode in zip(modules, training, strict=True):
+                module.training = mode

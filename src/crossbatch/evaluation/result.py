@@ -1,0 +1,80 @@
+"""What an evaluation returns: per-user values, their means and intervals, corpus-wide measures."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from crossbatch.evaluation.bootstrap import Interval, mean_interval
+from crossbatch.evaluation.popularity import BANDS, Popularity
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics of one model on one split, as fractions.
+
+    Keys: `recall@50`, `hit_rate@50`, `ndcg@50`, `ndcg_comirec@50`, `ndcg_comirec_master@50`; recall
+    of the held-out items of one popularity band as `cold_recall@50`, `tail_…`, `mid_…`, `head_…`;
+    and of all lists together `coverage@50`, `popularity_rank@50`, `head_share@50`, `cold_share@50`.
+    """
+
+    per_user: dict[str, npt.NDArray[np.float64]]  # [U] each; NaN where undefined for the user
+    corpus: dict[str, float]
+    num_targets_dropped: int = 0  # targets in the excluded history
+
+    @property
+    def num_users(self) -> int:
+        """Users counted: those with at least one target."""
+        return max((int((~np.isnan(v)).sum()) for v in self.per_user.values()), default=0)
+
+    def means(self) -> dict[str, float]:
+        """Mean of each metric over the users for whom it is defined, and the corpus measures."""
+        means = {name: _nanmean(values) for name, values in self.per_user.items()}
+        return means | self.corpus
+
+    def intervals(
+        self, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
+    ) -> dict[str, Interval]:
+        """Mean and bootstrap confidence interval over users of each per-user metric."""
+        return {
+            name: mean_interval(values, level=level, resamples=resamples, seed=seed)
+            for name, values in self.per_user.items()
+        }
+
+
+class CorpusTally:
+    """What the lists of all users look like together, counted batch by batch."""
+
+    def __init__(self, popularity: Popularity) -> None:
+        self.popularity = popularity
+        self.shown = torch.zeros(popularity.num_items + 1, dtype=torch.long)  # times recommended
+
+    def add(self, ranked: Tensor) -> None:
+        """Count `[B, k]` recommended ids."""
+        self.shown += ranked.reshape(-1).bincount(minlength=len(self.shown))
+
+    def read(self) -> dict[str, float]:
+        """Return the measures; NaN where nothing was recommended.
+
+        `coverage`: share of the catalogue that was recommended to anybody. `popularity_rank`: mean
+        over recommended places of the share of items more popular than the one recommended (0.5 =
+        no preference, near 0 = only hits). `head_share`, `cold_share`: share of the places given to
+        items of that band.
+        """
+        shown = self.shown[1:].double()
+        places = shown / shown.sum()  # NaN throughout if there is no place
+        band = self.popularity.band[1:]
+        return {
+            "coverage": float((shown > 0).double().mean()),
+            "popularity_rank": float(places @ self.popularity.rank[1:]),
+            "head_share": float(places[band == BANDS.index("head")].sum()),
+            "cold_share": float(places[band == BANDS.index("cold")].sum()),
+        }
+
+
+def _nanmean(values: npt.NDArray[np.float64]) -> float:
+    """Mean of the defined values; NaN, without a warning, if there is none."""
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else float("nan")
