@@ -1,0 +1,167 @@
+"""Which lines a report draws: plain numbers, so that SVG and matplotlib show the same.
+
+    for plot in training_plots(group_runs(runs), headline="recall@50"):
+        svg.line_chart(plot)
+
+With more than one model every plot is split by model, or twelve lines would lie on each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from crossbatch.reports.journal import Curve
+from crossbatch.reports.tables import metric_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from crossbatch.reports.runs import Run
+    from crossbatch.reports.variants import Variant
+
+MAX_POINTS = 120  # more than a plot of this size can show
+
+# Title, unit and what the reader should know, in the order of the page.
+DIAGNOSTICS = {
+    "negatives_per_row": ("Negatives per row", "columns each user is scored against"),
+    "masked_share": ("Masked share", "columns left out because they are the row's own positive"),
+    "effective_negatives": ("Effective negatives", "exp(entropy) of the negatives' softmax"),
+    "hardness": ("Hardness", "largest negative logit minus the positive's"),
+    "bank_fill": ("Bank fill", "share of the bank that is written"),
+    "bank_mean_age": ("Bank mean age", "steps since its rows were encoded"),
+    "bank_staleness": ("Bank staleness", "‖cached − fresh‖ / ‖fresh‖"),
+    "bank_mass_share": ("Bank share of the softmax", "probability mass on cached columns"),
+    "item_norm": ("Item norm", "mean length of item vectors"),
+    "mean_direction_share": ("Mean-direction share", "towards 1 all items point the same way"),
+    "gradient_ratio": ("Gradient ratio", "item-side / user-side gradient norm"),
+}
+TRAIN_VALUES = {
+    "steps_per_second": ("Steps per second", "training speed"),
+    "lr": ("Learning rate", "as the optimiser used it"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line; lines of one configuration share label and color, their notes differ."""
+
+    label: str
+    note: str
+    curve: Curve
+    color: int
+    best: int | None = None  # index of the point to mark
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One chart: what is on the axes, and its lines."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    note: str = ""
+
+
+def colors_of(variants: Sequence[Variant]) -> dict[str, int]:
+    """One colour number per sampler name, the same in every plot of the report."""
+    names = dict.fromkeys(variant.sampler_name for variant in variants)
+    return {name: index for index, name in enumerate(names)}
+
+
+def training_plots(variants: Sequence[Variant], headline: str) -> list[Plot]:
+    """Validation recall by step, NDCG by minute, and training loss by step; empty ones left out.
+
+    Args:
+        variants: the groups of runs to draw.
+        headline: the recall to show; its cut-off also picks the NDCG.
+    """
+    ndcg = headline.replace("recall", "ndcg")
+    colors = colors_of(variants)
+    plots = []
+    for model, group in _by_model(variants).items():
+        suffix = f" · {model}" if model else ""
+        validation = [
+            ("recall", headline, "step", "step", ""),
+            ("ndcg", ndcg, "seconds", "training minutes", ""),
+        ]
+        for name, metric, x, x_label, note in validation:
+            title = f"Validation {metric_name(metric)}{suffix}"
+            lines = _lines(group, colors, "eval", x, ("metrics", metric))
+            plots.append(Plot(name, title, x_label, f"{metric_name(metric)}, %", lines, note))
+        plots.append(
+            Plot(
+                "loss",
+                f"Training loss{suffix}",
+                "step",
+                "loss",
+                _lines(group, colors, "train", "step", ("loss",)),
+                "Samplers with more negatives have a larger loss: compare shapes, not heights.",
+            )
+        )
+    order = ["recall", "ndcg", "loss"]
+    return sorted((plot for plot in plots if plot.lines), key=lambda plot: order.index(plot.name))
+
+
+def diagnostic_plots(run: Run, color: int = 0) -> list[Plot]:
+    """Small charts of everything one run wrote about its health."""
+    found = set(run.journal.keys("train", "diagnostics"))
+    known = {key: text for key, text in DIAGNOSTICS.items() if key in found}
+    newcomers = {key: (key.replace("_", " "), "") for key in sorted(found - known.keys())}
+    paths = {key: ("diagnostics", key) for key in (*known, *newcomers)} | {
+        key: (key,) for key in TRAIN_VALUES
+    }
+    texts = known | newcomers | TRAIN_VALUES
+    plots = []
+    for key, path in paths.items():
+        curve = thin(run.journal.curve("train", "step", *path), MAX_POINTS // 2)
+        if len(curve):
+            title, note = texts[key]
+            line = Line(run.name, "", curve, color)
+            plots.append(Plot(key, title, "step", title, [line], note))
+    return plots
+
+
+def thin(curve: Curve, points: int = MAX_POINTS) -> Curve:
+    """At most `points` points: the means of equal stretches, which also calms noisy lines."""
+    if len(curve) <= points:
+        return curve
+    edges = [len(curve) * i // points for i in range(points + 1)]
+    spans = list(itertools.pairwise(edges))
+    x = tuple(sum(curve.x[a:b]) / (b - a) for a, b in spans)
+    y = tuple(sum(curve.y[a:b]) / (b - a) for a, b in spans)
+    return Curve(x, y)
+
+
+def _by_model(variants: Sequence[Variant]) -> dict[str, list[Variant]]:
+    """Variants by model name; one model needs no name in the titles."""
+    groups: dict[str, list[Variant]] = {}
+    for variant in variants:
+        groups.setdefault(variant.model_name, []).append(variant)
+    return groups if len(groups) > 1 else {"": list(variants)}
+
+
+def _lines(
+    variants: Sequence[Variant], colors: Mapping[str, int], kind: str, x: str, path: Sequence[str]
+) -> list[Line]:
+    lines = []
+    for variant in variants:
+        for run in variant.runs:
+            curve = run.journal.curve(kind, x, *path)
+            if not len(curve):
+                continue
+            if x == "seconds":
+                curve = Curve(tuple(second / 60 for second in curve.x), curve.y)
+            best = None
+            if kind == "eval":
+                curve = Curve(curve.x, tuple(100 * value for value in curve.y))
+                best = max(range(len(curve)), key=curve.y.__getitem__)
+            else:
+                curve = thin(curve)
+            note = f"seed {run.seed}" if len(variant.runs) > 1 and run.seed is not None else ""
+            label = variant.sampler_name
+            lines.append(Line(label, note, curve, colors[label], best))
+    return lines

@@ -1,0 +1,251 @@
+"""Read run folders, whole or unfinished.
+
+    runs = read_runs([Path("runs/in_batch"), Path("runs/cross_batch")])
+
+A folder counts as a run when it holds at least one of `config.json`, `journal.jsonl` and
+`result.json`; whatever is missing stays empty and is told in `Run.notes`. A folder that holds
+none of them, or a file that is not what its name says, is a `DataError`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from crossbatch.errors import DataError
+from crossbatch.reports.journal import Journal, number, read_journal
+
+RUN_FILES = ("config.json", "journal.jsonl", "result.json")
+
+STOP_REASONS = {
+    "patience": "converged",
+    "max_steps": "reached max_steps",
+    "interrupted": "interrupted",
+    "nan": "stopped at a NaN loss",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One run folder in memory; the per-user arrays stay on disk until asked for."""
+
+    path: Path
+    name: str
+    config: Mapping[str, Any]
+    journal: Journal
+    result: Mapping[str, Any]
+    examples: Sequence[Mapping[str, Any]]
+    notes: tuple[str, ...]
+
+    @property
+    def model(self) -> str:
+        """Name of the user tower, as in the recipe."""
+        return self._named("model")
+
+    @property
+    def sampler(self) -> str:
+        """Name of the negative sampler, as in the recipe."""
+        return self._named("sampler")
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the run, from the result or, while it is unfinished, from the recipe."""
+        section = self.config.get("train")
+        configured = section.get("seed") if isinstance(section, Mapping) else None
+        for value in (self.result.get("seed"), configured, self.config.get("seed")):
+            if (seed := number(value)) is not None:
+                return int(seed)
+        return None
+
+    @property
+    def dataset(self) -> str:
+        """What tells data sets apart: the checksum, else the path, else nothing."""
+        section = self._dataset_section()
+        return str(section.get("checksum") or section.get("path") or "")
+
+    @property
+    def dataset_name(self) -> str:
+        """Last part of the data set's path."""
+        return Path(str(self._dataset_section().get("path") or "")).name
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has written its result."""
+        return bool(self.result)
+
+    @property
+    def status(self) -> str:
+        """One or two words: how the run ended, or that it did not."""
+        stop = self.journal.last("stop")
+        reason = str(stop.get("reason")) if stop else ""
+        if reason:
+            return STOP_REASONS.get(reason, reason)
+        return "finished" if self.finished else "unfinished"
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps taken, as far as the folder knows."""
+        seen = [number(event.get("step")) or 0.0 for event in self.journal.events]
+        return int(max([number(self.result.get("steps")) or 0.0, *seen]))
+
+    @property
+    def seconds_per_1000_steps(self) -> float | None:
+        """From the result; of an unfinished run, from the last line of the journal."""
+        value = number(self.result.get("seconds_per_1000_steps"))
+        last = self.journal.last("train")
+        if value is not None or last is None:
+            return value
+        seconds, step = number(last.get("seconds")), number(last.get("step"))
+        return 1000 * seconds / step if seconds and step else None
+
+    @property
+    def convergence_minutes(self) -> float | None:
+        """Training minutes until the early stop."""
+        return number(self.result.get("convergence_minutes"))
+
+    def metrics(self, split: str = "test") -> dict[str, float]:
+        """Final metrics of a split as fractions; empty while the run is unfinished."""
+        return numbers(self.result.get(split))
+
+    def interval(self, metric: str) -> tuple[float, float] | None:
+        """95 % interval of a test metric over users, if the run wrote one."""
+        intervals = self.result.get("test_ci")
+        pair = intervals.get(metric) if isinstance(intervals, Mapping) else None
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            return None
+        low, high = number(pair[0]), number(pair[1])
+        return (low, high) if low is not None and high is not None else None
+
+    def per_user(self, metric: str, split: str = "test") -> npt.NDArray[np.float32] | None:
+        """Per-user values [U] of a metric, or None where the run has not written them."""
+        path = self.path / "per_user" / f"{split}_{metric}.npy"
+        if not path.is_file():
+            return None
+        try:
+            values = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise DataError(
+                f"{path} is not a NumPy array ({error}); evaluate the run again"
+            ) from error
+        if values.ndim != 1 or not np.issubdtype(values.dtype, np.floating):
+            raise DataError(
+                f"{path} must hold one number per user, got {values.dtype} of shape "
+                f"{values.shape}; evaluate the run again"
+            )
+        return np.asarray(values, dtype=np.float32)
+
+    def _named(self, section: str) -> str:
+        value = self.result.get(section) or self.config.get(section)
+        if isinstance(value, Mapping):
+            value = value.get("name")
+        return str(value) if value else "unknown"
+
+    def _dataset_section(self) -> Mapping[str, Any]:
+        section = self.config.get("dataset")
+        return section if isinstance(section, Mapping) else {}
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read several run folders; each gets the shortest name that tells it from the others."""
+    if not paths:
+        raise DataError("a report needs at least one run folder, got none; name one or more")
+    unique = list({path.resolve(): path for path in paths}.values())
+    names = _short_names([path.resolve() for path in unique])
+    return [read_run(path, name) for path, name in zip(unique, names, strict=True)]
+
+
+def read_run(path: Path, name: str | None = None) -> Run:
+    """Read one run folder.
+
+    Args:
+        path: the folder that `crossbatch train --out` wrote.
+        name: how the report calls the run; the folder's own name if None.
+    """
+    if not path.is_dir():
+        raise DataError(
+            f"{path} is not a folder; give the run folder that `crossbatch train` wrote"
+        )
+    if not any((path / file).is_file() for file in RUN_FILES):
+        raise DataError(
+            f"{path} is not a run: it holds none of {', '.join(RUN_FILES)}; "
+            "give the run folder that `crossbatch train` wrote"
+        )
+    journal = read_journal(path / "journal.jsonl")
+    result = _read_object(path / "result.json")
+    config = _read_object(path / "config.json")
+    examples, example_notes = _read_examples(path / "examples.json")
+    notes = [note for note in (_journal_note(path, journal), _result_note(result)) if note]
+    return Run(
+        path=path,
+        name=name or path.resolve().name,
+        config=config,
+        journal=journal,
+        result=result,
+        examples=examples,
+        notes=(*notes, *example_notes),
+    )
+
+
+def numbers(values: object) -> dict[str, float]:
+    """The finite numbers of a JSON object, by key."""
+    if not isinstance(values, Mapping):
+        return {}
+    converted = ((str(key), number(value)) for key, value in values.items())
+    return {key: value for key, value in converted if value is not None}
+
+
+def _read_object(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DataError(
+            f"{path} is not valid JSON ({error}); the run must be trained again"
+        ) from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _read_examples(path: Path) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """Examples are decoration: a broken file costs a note, never the report."""
+    if not path.is_file():
+        return [], []
+    try:
+        values = json.loads(path.read_bytes())
+    except ValueError:
+        return [], ["examples.json is not valid JSON and was left out"]
+    if not isinstance(values, list):
+        return [], ["examples.json does not hold a list and was left out"]
+    return [value for value in values if isinstance(value, dict)], []
+
+
+def _journal_note(path: Path, journal: Journal) -> str:
+    if not (path / "journal.jsonl").is_file():
+        return "the journal is missing: no curves"
+    if journal.bad_lines:
+        plural = "line" if journal.bad_lines == 1 else "lines"
+        return f"{journal.bad_lines} unreadable journal {plural} skipped"
+    return ""
+
+
+def _result_note(result: Mapping[str, Any]) -> str:
+    return "" if result else "no result yet: it has no test metrics"
+
+
+def _short_names(paths: Sequence[Path]) -> list[str]:
+    """The fewest trailing parts of the paths that tell them apart, equally many for all."""
+    depth = max((len(path.parts) for path in paths), default=1)
+    names = [str(path) for path in paths]
+    for count in range(1, depth + 1):
+        names = ["/".join(path.parts[-count:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names

@@ -1,0 +1,158 @@
+"""What the numbers say, and what they do not: sentences for the head of a report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from crossbatch.reports import cells
+from crossbatch.reports.tables import Comparison, Row, metric_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from crossbatch.reports.runs import Run
+
+FEW_SEEDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One headline number: what it is, the number, and what it belongs to."""
+
+    title: str
+    value: str
+    detail: str
+
+
+def facts(comparison: Comparison, runs: Sequence[Run]) -> list[Fact]:
+    """The few numbers a reader looks for first."""
+    metric = comparison.headline
+    found = [_size(runs)]
+    rows = [row for row in comparison.rows if row.variant and metric in row.metrics]
+    if len(comparison.datasets) > 1:  # metrics of different data sets have no common best
+        return found
+    if rows:
+        best = max(rows, key=lambda row: row.metrics[metric].mean)
+        value = f"{cells.percent(best.metrics[metric])} %"
+        found.insert(0, Fact(f"Best test {metric_name(metric)}", value, best.label))
+    gains = [row for row in rows if metric in row.gains]
+    if gains:
+        top = max(gains, key=lambda row: row.gains[metric].relative)
+        detail = f"{top.label}{_interval(top, metric)}"
+        value = f"{cells.signed(top.gains[metric].relative)} %"
+        found.insert(1, Fact(f"Largest gain over in-batch, {metric_name(metric)}", value, detail))
+    timed = [row for row in comparison.rows if row.seconds_per_1000_steps]
+    if timed:
+        fastest = min(timed, key=_seconds)
+        value = f"{cells.amount(fastest.seconds_per_1000_steps)} s"
+        found.append(Fact("Fastest 1000 steps", value, fastest.label))
+    return found
+
+
+def caveats(comparison: Comparison, runs: Sequence[Run]) -> list[str]:
+    """Everything that should keep a reader from over-reading the table, in plain sentences."""
+    return [
+        *_broken_runs(runs),
+        *_unconverged(runs),
+        *_seeds(comparison),
+        *_missing_intervals(comparison),
+        *_several_datasets(comparison),
+    ]
+
+
+def warnings(runs: Sequence[Run]) -> list[str]:
+    """Warnings that the runs wrote in their journals, each once, with how many runs had it."""
+    messages = Counter(
+        message
+        for run in runs
+        for message in {str(event.get("message", "")) for event in run.journal.of("warning")}
+        if message
+    )
+    first = {
+        message: run.name
+        for run in reversed(runs)
+        for message in (str(event.get("message", "")) for event in run.journal.of("warning"))
+    }
+    return [
+        f"{first[message]}: {message}"
+        if times == 1
+        else f"{cells.count(times, 'run')}, first {first[message]}: {message}"
+        for message, times in messages.items()
+    ]
+
+
+def _size(runs: Sequence[Run]) -> Fact:
+    finished = sum(run.finished for run in runs)
+    value = str(len(runs)) if finished == len(runs) else f"{finished} of {len(runs)}"
+    steps = sum(run.steps for run in runs)
+    return Fact("Finished runs", value, f"{steps:,} steps in all")
+
+
+def _interval(row: Row, metric: str) -> str:
+    interval = row.gains[metric].interval
+    if interval is None:
+        return ""
+    low, high = (cells.signed(bound) for bound in interval)
+    return f", 95 % interval {low} to {high}"
+
+
+def _seconds(row: Row) -> float:
+    return row.seconds_per_1000_steps.mean if row.seconds_per_1000_steps else float("inf")
+
+
+def _broken_runs(runs: Sequence[Run]) -> list[str]:
+    return [f"{run.name}: {note}." for run in runs for note in run.notes]
+
+
+def _unconverged(runs: Sequence[Run]) -> list[str]:
+    stops = {run.name: run.journal.last("stop") for run in runs}
+    reasons = {name: str(stop.get("reason")) for name, stop in stops.items() if stop}
+    texts = {
+        "max_steps": "reached max_steps before the early stop, so longer training might raise "
+        "its metrics and its convergence time is a lower bound",
+        "nan": "met a loss that is not a number",
+        "interrupted": "was interrupted",
+    }
+    sentences = []
+    for reason, text in texts.items():
+        names = [name for name, why in reasons.items() if why == reason]
+        if names:
+            sentences.append(f"{_names(names)} {text}.")
+    return sentences
+
+
+def _seeds(comparison: Comparison) -> list[str]:
+    few = [row for row in comparison.rows if row.variant and len(row.runs) < FEW_SEEDS]
+    compared = sum(row.variant is not None for row in comparison.rows)
+    if not few or compared < 2:
+        return []
+    return [
+        f"{cells.count(len(few), 'configuration')} of {compared} ran with fewer than {FEW_SEEDS} "
+        "seeds: differences of a few per cent may be chance."
+    ]
+
+
+def _missing_intervals(comparison: Comparison) -> list[str]:
+    gains = [gain for row in comparison.rows for gain in row.gains.values()]
+    if not gains or all(gain.interval for gain in gains):
+        return []
+    return [
+        "Some gains have no interval, because a run or its reference keeps no per-user metrics."
+    ]
+
+
+def _several_datasets(comparison: Comparison) -> list[str]:
+    if len(comparison.datasets) < 2:
+        return []
+    return [
+        f"The runs used {len(comparison.datasets)} data sets ({', '.join(comparison.datasets)}): "
+        "compare only within one."
+    ]
+
+
+def _names(names: Sequence[str], limit: int = 3) -> str:
+    shown = ", ".join(names[:limit])
+    rest = len(names) - limit
+    return f"{shown} and {cells.count(rest, 'other run')}" if rest > 0 else shown

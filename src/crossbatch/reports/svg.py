@@ -1,0 +1,228 @@
+"""Hand-made SVG: line charts and bars with axes, ticks and tooltips; no library, no script.
+
+Colours come from the page's CSS (classes `c0` … `c7`, variables for text and grid), so one chart
+serves light, dark and print. Every text from a run folder is escaped.
+
+    line_chart(plot)                    # 460 × 280
+    line_chart(plot, SMALL)             # a small multiple
+    bar_chart([Bar("In-batch", 11.6)], unit="%")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from crossbatch.reports.ticks import limits, short, ticks
+
+if TYPE_CHECKING:
+    from crossbatch.reports.curves import Line, Plot
+
+COLORS = 8
+DASHES = ("", "6 3", "2 3")  # a ninth line takes the first colour again, but dashed
+
+Scale = Callable[[float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Outer size of a chart and the margins around its plotting area, in pixels."""
+
+    width: int = 460
+    height: int = 280
+    left: int = 46
+    right: int = 14
+    top: int = 26
+    bottom: int = 40
+    x_ticks: int = 5
+    y_ticks: int = 5
+    tooltips: int = 60  # at most this many points of a line answer to the pointer
+
+    @property
+    def base(self) -> int:
+        """Vertical position of the horizontal axis."""
+        return self.height - self.bottom
+
+    @property
+    def edge(self) -> int:
+        """Horizontal position of the right end of the plotting area."""
+        return self.width - self.right
+
+
+LARGE = Frame()
+SMALL = Frame(width=250, height=140, left=42, top=8, bottom=24, x_ticks=3, y_ticks=3, tooltips=16)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One horizontal bar; the whisker spans `interval`."""
+
+    label: str
+    value: float
+    text: str
+    color: int | None = None  # None is the neutral colour of baselines
+    interval: tuple[float, float] | None = None
+
+
+def line_chart(plot: Plot, frame: Frame = LARGE) -> str:
+    """Draw the lines of a plot; its title and note belong to the page around it."""
+    x_range = limits(x for line in plot.lines for x in line.curve.x)
+    x_range = (min(0.0, x_range[0]) if x_range[0] < x_range[1] / 2 else x_range[0], x_range[1])
+    y_range = limits(y for line in plot.lines for y in line.curve.y)
+    x = _scale(x_range, frame.left, frame.edge)
+    y = _scale(y_range, frame.base, frame.top)
+    small = frame is not LARGE
+    parts = [
+        _svg_open(frame.width, frame.height, _describe(plot), "small" if small else "large"),
+        _horizontal_grid(frame, y_range, y),
+        _vertical_ticks(frame, x_range, x),
+        "" if small else _axis_labels(frame, plot),
+        *(_line(line, plot, frame, x, y) for line in plot.lines),
+        "</svg>",
+    ]
+    return "".join(parts)
+
+
+def bar_chart(bars: Sequence[Bar], description: str, *, width: int = 460) -> str:
+    """Horizontal bars from zero, each under its label, with its value at the end."""
+    left, right, row, foot = 4, 96, 40, 8
+    reach = [value for bar in bars for value in (bar.value, *(bar.interval or ()))]
+    low, high = limits(reach, zero=True)
+    x = _scale((low, high), left, width - right)
+    height = row * len(bars) + foot
+    zero = x(0.0)
+    parts = [_svg_open(width, height, description, "bars")]
+    for index, bar in enumerate(bars):
+        parts.append(_bar(bar, index * row, x, width - 4))
+    parts.append(
+        f'<line class="axis" x1="{zero:.1f}" x2="{zero:.1f}" y1="0" y2="{height - foot}"/></svg>'
+    )
+    return "".join(parts)
+
+
+def series_class(color: int) -> str:
+    """CSS class of a series' colour."""
+    return f"c{color % COLORS}"
+
+
+def dash(color: int) -> str:
+    """Dash pattern of a series; solid for the first eight."""
+    return DASHES[color // COLORS % len(DASHES)]
+
+
+def _scale(domain: tuple[float, float], start: float, end: float) -> Scale:
+    low, high = domain
+    factor = (end - start) / ((high - low) or 1.0)
+    return lambda value: start + (value - low) * factor
+
+
+def _svg_open(width: int, height: int, description: str, kind: str) -> str:
+    return (
+        f'<svg class="chart {kind}" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{escape(description)}">'
+    )
+
+
+def _horizontal_grid(frame: Frame, domain: tuple[float, float], y: Scale) -> str:
+    parts = []
+    for tick in ticks(*domain, frame.y_ticks):
+        at = y(tick)
+        parts.append(
+            f'<line class="grid" x1="{frame.left}" x2="{frame.edge}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            f'<text class="tick" text-anchor="end" x="{frame.left - 6}" y="{at + 4:.1f}">'
+            f"{short(tick)}</text>"
+        )
+    return "".join(parts)
+
+
+def _vertical_ticks(frame: Frame, domain: tuple[float, float], x: Scale) -> str:
+    base = frame.base
+    parts = [f'<line class="axis" x1="{frame.left}" x2="{frame.edge}" y1="{base}" y2="{base}"/>']
+    for tick in ticks(*domain, frame.x_ticks):
+        at = x(tick)
+        parts.append(
+            f'<line class="axis" x1="{at:.1f}" x2="{at:.1f}" y1="{base}" y2="{base + 4}"/>'
+            f'<text class="tick" text-anchor="middle" x="{at:.1f}" y="{base + 17}">'
+            f"{short(tick)}</text>"
+        )
+    return "".join(parts)
+
+
+def _axis_labels(frame: Frame, plot: Plot) -> str:
+    return (
+        f'<text class="label" x="4" y="14">{escape(plot.y_label)}</text>'
+        f'<text class="label" text-anchor="end" x="{frame.edge}" y="{frame.height - 6}">'
+        f"{escape(plot.x_label)}</text>"
+    )
+
+
+def _line(line: Line, plot: Plot, frame: Frame, x: Scale, y: Scale) -> str:
+    points = [(x(a), y(b)) for a, b in zip(line.curve.x, line.curve.y, strict=True)]
+    path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
+    dashed = f' stroke-dasharray="{dash(line.color)}"' if dash(line.color) else ""
+    parts = [f'<g class="series {series_class(line.color)}" data-series="{escape(line.label)}">']
+    parts.append(f'<path class="line" d="{path}"{dashed}/>')
+    if line.best is not None or len(points) == 1:
+        a, b = points[line.best or 0]
+        parts.append(f'<circle class="best" cx="{a:.1f}" cy="{b:.1f}" r="3.5"/>')
+    for index in _spread(len(points), frame.tooltips, line.best):
+        a, b = points[index]
+        text = _tooltip(line, plot, index)
+        parts.append(
+            f'<circle class="hit" cx="{a:.1f}" cy="{b:.1f}" r="6"><title>{escape(text)}</title>'
+            "</circle>"
+        )
+    return "".join([*parts, "</g>"])
+
+
+def _tooltip(line: Line, plot: Plot, index: int) -> str:
+    here, value = short(line.curve.x[index], 5), short(line.curve.y[index], 5)
+    name = " · ".join(filter(None, (line.label, line.note)))
+    best = " (best)" if index == line.best else ""
+    return f"{name}\n{plot.x_label} {here}: {value}{best}"
+
+
+def _spread(count: int, limit: int, keep: int | None) -> list[int]:
+    """At most `limit` of `count` indices, evenly, with the first, the last and `keep`."""
+    if count <= limit:
+        return list(range(count))
+    chosen = {round(i * (count - 1) / (limit - 1)) for i in range(limit)}
+    return sorted(chosen | ({keep} if keep is not None else set()))
+
+
+def _bar(bar: Bar, top: int, x: Scale, end: int) -> str:
+    color = "neutral" if bar.color is None else series_class(bar.color)
+    start, stop = sorted((x(0.0), x(bar.value)))
+    middle = top + 27
+    parts = [
+        f'<g class="series {color}" data-series="{escape(bar.label)}">',
+        f"<title>{escape(bar.label)}: {escape(bar.text)}</title>",
+        f'<text class="label" x="4" y="{top + 14}">{escape(bar.label)}</text>',
+        f'<rect class="bar" x="{start:.1f}" y="{top + 20}" width="{max(stop - start, 1):.1f}" '
+        'height="14" rx="2"/>',
+    ]
+    if bar.interval is not None:
+        low, high = (x(value) for value in bar.interval)
+        parts.append(
+            f'<path class="whisker" d="M{low:.1f} {middle}H{high:.1f}M{low:.1f} {middle - 4}v8'
+            f'M{high:.1f} {middle - 4}v8"/>'
+        )
+    parts.append(
+        f'<text class="value" text-anchor="end" x="{end}" y="{middle + 5}">'
+        f"{escape(bar.text)}</text></g>"
+    )
+    return "".join(parts)
+
+
+def _describe(plot: Plot) -> str:
+    """What a screen reader says: the title, and where each line ends up."""
+    ends = []
+    for line in plot.lines:
+        index = line.best if line.best is not None else len(line.curve) - 1
+        word = "best" if line.best is not None else "last"
+        name = " ".join(filter(None, (line.label, line.note)))
+        here, value = short(line.curve.x[index], 5), short(line.curve.y[index], 5)
+        ends.append(f"{name}: {word} {value} at {plot.x_label} {here}")
+    return f"{plot.title}. " + "; ".join(ends)

@@ -1,0 +1,55 @@
+"""Round numbers on an axis, and how numbers are printed.
+
+ticks(0.03, 0.127)   # [0.04, 0.06, 0.08, 0.1, 0.12]
+short(12_000)        # "12k"
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ROUND_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def limits(values: Iterable[float], *, zero: bool = False) -> tuple[float, float]:
+    """The range of an axis: all values and a little air; with zero where it costs little room.
+
+    Args:
+        values: finite numbers; none at all gives (0, 1).
+        zero: whether zero must be on the axis, as it must for bars.
+    """
+    known = list(values)
+    if not known:
+        return 0.0, 1.0
+    low, high = min(known), max(known)
+    if zero or 0 < low < 0.3 * high:
+        low, high = min(low, 0.0), max(high, 0.0)
+    air = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    return (low if low == 0 else low - air), (high if high == 0 else high + air)
+
+
+def ticks(low: float, high: float, target: int = 5) -> list[float]:
+    """About `target` round numbers inside [low, high], in order."""
+    raw = (high - low) / max(target, 1)
+    if raw <= 0 or not math.isfinite(raw):
+        return [low]
+    magnitude = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * magnitude for factor in ROUND_STEPS if factor * magnitude >= raw * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    # Multiplying instead of adding keeps 0.1 + 0.1 + 0.1 from becoming 0.30000000000000004.
+    return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+
+
+def short(value: float, digits: int = 4) -> str:
+    """A number in few characters: 12000 is "12k", 0.00012 is "1.2e-04"."""
+    for size, suffix in SUFFIXES:
+        if abs(value) >= size * (10 if suffix == "k" else 1):
+            return f"{value / size:.{digits}g}{suffix}"
+    if value != 0 and abs(value) < 1e-3:
+        return f"{value:.2g}"
+    return f"{value:.{digits}g}"

@@ -1,0 +1,152 @@
+"""Group runs that differ in nothing but their seed, and name what tells the groups apart.
+
+Usage:
+
+for variant in group_runs(runs):
+    print(variant.label, [run.seed for run in variant.runs])
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from crossbatch.reports.runs import Run
+
+MODEL_NAMES = {"youtube_dnn": "YouTube DNN", "gru4rec": "GRU4Rec", "mind": "MIND"}
+SAMPLER_NAMES = {
+    "uniform": "Uniform",
+    "in_batch": "In-batch",
+    "mixed": "Mixed (MNS)",
+    "cross_batch": "Cross-batch (CBNS)",
+}
+# CBNS as published and with the repaired item gradient are different methods: never one name.
+GRADIENT_NAMES = {"paper": "as published", "balanced": "balanced", "split": "split"}
+
+REFERENCE = "in_batch"
+NOT_A_CHOICE = ("environment", "version", "dataset", "out")  # sections that say where, not what
+LABEL_KEYS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Runs of one configuration over its seeds."""
+
+    runs: tuple[Run, ...]
+    options: Mapping[str, str]
+    detail: str = ""
+
+    @property
+    def first(self) -> Run:
+        """Any run stands for the configuration; this is the first."""
+        return self.runs[0]
+
+    @property
+    def model_name(self) -> str:
+        """The model in print."""
+        return MODEL_NAMES.get(self.first.model, self.first.model)
+
+    @property
+    def sampler_name(self) -> str:
+        """The sampler in print, with what tells it from its namesakes in this report."""
+        name = SAMPLER_NAMES.get(self.first.sampler, self.first.sampler)
+        gradient = self.options.get("sampler.item_gradient", "")
+        parts = [GRADIENT_NAMES.get(gradient, gradient), self.detail]
+        return ", ".join([name, *filter(None, parts)])
+
+    @property
+    def label(self) -> str:
+        """Model and sampler."""
+        return f"{self.model_name} · {self.sampler_name}"
+
+
+def group_runs(runs: Sequence[Run]) -> list[Variant]:
+    """Put the seeds of one configuration together, in the order of the tables below."""
+    groups: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        options = flatten(run.config)
+        key = (run.dataset, run.model, run.sampler, tuple(sorted(options.items())))
+        groups.setdefault(key, []).append(run)
+    variants = [Variant(tuple(group), flatten(group[0].config)) for group in groups.values()]
+    return sorted(_with_details(variants), key=_place)
+
+
+def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """Every choice of a configuration by dotted key, as text; seeds, paths and machine left out."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if name in NOT_A_CHOICE or key == "seed":
+            continue
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{name}."))
+        else:
+            flat[name] = value if isinstance(value, str) else json.dumps(value)
+    return flat
+
+
+def differing_keys(options: Sequence[Mapping[str, str]]) -> list[str]:
+    """Keys on which not all configurations agree; a missing key differs from every value."""
+    keys = dict.fromkeys(key for option in options for key in option)
+    return [key for key in keys if len({option.get(key) for option in options}) > 1]
+
+
+def reference_of(variant: Variant, variants: Sequence[Variant]) -> Variant | None:
+    """The in-batch variant to compare with: same data and model, and the most similar otherwise."""
+    same = [
+        other
+        for other in variants
+        if other.first.sampler == REFERENCE
+        and other.first.model == variant.first.model
+        and other.first.dataset == variant.first.dataset
+    ]
+    return min(same, key=lambda other: _distance(variant, other), default=None)
+
+
+def _distance(one: Variant, other: Variant) -> int:
+    differing = differing_keys([one.options, other.options])
+    return sum(not key.startswith("sampler.") for key in differing)
+
+
+def _with_details(variants: Sequence[Variant]) -> list[Variant]:
+    """Name what differs between variants that would otherwise read the same."""
+    namesakes: dict[tuple[str, str], list[Variant]] = {}
+    for variant in variants:
+        namesakes.setdefault((variant.first.dataset, variant.label), []).append(variant)
+    return [
+        replace(variant, detail=_detail(variant, namesakes[variant.first.dataset, variant.label]))
+        for variant in variants
+    ]
+
+
+def _detail(variant: Variant, namesakes: Sequence[Variant]) -> str:
+    keys = differing_keys([other.options for other in namesakes])
+    # A lone namesake has no differing key; runs without a configuration have none to name.
+    shown = [f"{key.split('.')[-1]} {variant.options.get(key, '–')}" for key in keys[:LABEL_KEYS]]
+    rest = len(keys) - LABEL_KEYS
+    return ", ".join([*shown, f"{rest} more"] if rest > 0 else shown)
+
+
+def _place(variant: Variant) -> tuple[object, ...]:
+    """By data set, then models and samplers in the order of the tables above, newcomers last."""
+    models, samplers = list(MODEL_NAMES), list(SAMPLER_NAMES)
+    model, sampler = variant.first.model, variant.first.sampler
+    return (
+        variant.first.dataset,
+        models.index(model) if model in models else len(models),
+        model,
+        samplers.index(sampler) if sampler in samplers else len(samplers),
+        sampler,
+        [_natural(value) for value in variant.options.values()],
+    )
+
+
+def _natural(text: str) -> tuple[int, float, str]:
+    """Numbers by size before words by letters."""
+    try:
+        return (0, float(text), "")
+    except ValueError:
+        return (1, 0.0, text)
