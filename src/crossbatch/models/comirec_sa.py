@@ -49,7 +49,7 @@ class ComiRecSA(nn.Module):
         if self.positions is not None:
             order = torch.arange(history.shape[1], device=history.device)
             placed = history + self.positions(order.clamp_max(self.max_length - 1))
-        logits = self.attention(placed).float().transpose(1, 2)  # [B, K, L]
+        logits = self.attention(placed).transpose(1, 2)  # [B, K, L]
         padding = ~mask.unsqueeze(1)
         # The lowest finite number: a row of -inf would make an empty history NaN.
         weights = logits.masked_fill(padding, torch.finfo(logits.dtype).min).softmax(dim=2)

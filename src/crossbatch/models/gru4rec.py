@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from .checks import check_at_least_one
@@ -35,7 +36,8 @@ class ResetBeforeGRU(nn.Module):
     def forward(self, packed: PackedSequence) -> Tensor:
         """State `[B, h]` after the last item of each sequence."""
         with torch.autocast(packed.data.device.type, enabled=False):  # rounding adds up over steps
-            projected = torch.addmm(self.bias, packed.data.float(), self.input_kernel)
+            items = packed.data.to(self.input_kernel.dtype)
+            projected = torch.addmm(self.bias, items, self.input_kernel)
             final = gru_scan(
                 projected, self.gate_kernel, self.candidate_kernel, packed.batch_sizes.tolist()
             )
@@ -45,7 +47,7 @@ class ResetBeforeGRU(nn.Module):
         """The same over every position, real or not: fixed shapes, for graph export."""
         projected = history @ self.input_kernel + self.bias  # [B, L, 3h]
         x_gates, x_candidate = projected.tensor_split([self.gate_kernel.shape[1]], dim=-1)
-        state = history.new_zeros(len(history), len(self.gate_kernel))
+        state = history.new_zeros(history.shape[0], self.gate_kernel.shape[0])
         for t in range(history.shape[1]):
             reset, update = (x_gates[:, t] + state @ self.gate_kernel).sigmoid().chunk(2, dim=-1)
             candidate = (x_candidate[:, t] + (reset * state) @ self.candidate_kernel).tanh()
@@ -77,9 +79,17 @@ class ResetAfterGRU(nn.Module):
 
     def unrolled(self, history: Tensor, mask: Tensor) -> Tensor:
         """The same over every position, real or not: fixed shapes, for graph export."""
-        states: Tensor = self.gru(history)[0]  # [B, L, h]; padding comes after the last item
-        last = (mask.sum(dim=1) - 1).clamp_min(0)
-        return states[torch.arange(len(last), device=last.device), last]
+        # By hand, because exporting `nn.GRU` warns of attributes that it assigns to itself.
+        input_kernel, kernel, input_bias, bias = self.gru.parameters()
+        projected = functional.linear(history, input_kernel, input_bias)  # [B, L, 3h]
+        state = history.new_zeros(history.shape[0], self.gru.hidden_size)
+        for t in range(history.shape[1]):
+            x_r, x_z, x_c = projected[:, t].chunk(3, dim=-1)
+            h_r, h_z, h_c = functional.linear(state, kernel, bias).chunk(3, dim=-1)
+            candidate = (x_c + (x_r + h_r).sigmoid() * h_c).tanh()
+            moved = torch.lerp(candidate, state, (x_z + h_z).sigmoid())
+            state = torch.where(mask[:, t, None], moved, state)
+        return state
 
 
 class GRU4Rec(nn.Module):

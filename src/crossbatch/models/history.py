@@ -31,7 +31,8 @@ def unit_vectors(vectors: Tensor) -> Tensor:
 
     `F.normalize` would hand a zero vector a gradient of 1 / eps.
     """
-    vectors = vectors.float()
+    if vectors.dtype in (torch.bfloat16, torch.float16):
+        vectors = vectors.float()
     norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     tiny = norm < 1e-8
     return torch.where(tiny, 0.0, vectors / norm.masked_fill(tiny, 1.0))

@@ -53,9 +53,10 @@ class ItemTower(nn.Module):
         sparse: bool = True,
     ) -> None:
         super().__init__()
-        _check(num_items, dim, features, id)
+        id_dim = dim if id_dim is None else id_dim
+        check_at_least_one(num_items=num_items, dim=dim, id_dim=id_dim)
+        _check_features(num_items, features, id)
         self.num_items, self.dim = num_items, dim
-        id_dim = id_dim or dim
         self.table = EmbeddingTable(num_items + 1, id_dim, padding_row=0) if id else None
         self.content = FeatureEncoder(features, feature_dims) if features else None
         width = (id_dim if id else 0) + (self.content.dim if self.content else 0)
@@ -73,8 +74,7 @@ class ItemTower(nn.Module):
         return vectors
 
 
-def _check(num_items: int, dim: int, features: Mapping[str, FeatureTable], has_id: bool) -> None:
-    check_at_least_one(num_items=num_items, dim=dim)
+def _check_features(num_items: int, features: Mapping[str, FeatureTable], has_id: bool) -> None:
     if not has_id and not features:
         raise ValueError("id=False needs at least one feature: nothing else describes an item")
     for name, table in features.items():

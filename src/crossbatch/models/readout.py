@@ -25,7 +25,7 @@ def hard_readout(interests: Tensor, target: Tensor, power: float = 1.0) -> Tenso
     """
     del power
     best = _scores(interests, target).argmax(dim=1)  # [B]
-    rows = torch.arange(len(best), device=best.device)
+    rows = torch.arange(best.shape[0], device=best.device)
     return interests[rows, best]
 
 
