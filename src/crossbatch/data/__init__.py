@@ -1,1 +1,27 @@
+"""From raw logs to memory-mapped datasets, and from those to batches.
 
+from crossbatch.data import open_dataset
+dataset = open_dataset("books")
+batch = next(dataset.batches(128, seed=19))
+"""
+
+from __future__ import annotations
+
+from crossbatch.data.batches import Batch, EvalBatch
+from crossbatch.data.dataset import Dataset, open_dataset
+from crossbatch.data.features import Feature
+from crossbatch.data.options import PrepareOptions
+from crossbatch.data.prepare import prepare
+from crossbatch.data.source import Column, Source
+
+__all__ = [
+    "Batch",
+    "Column",
+    "Dataset",
+    "EvalBatch",
+    "Feature",
+    "PrepareOptions",
+    "Source",
+    "open_dataset",
+    "prepare",
+]

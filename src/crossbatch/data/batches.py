@@ -1,0 +1,180 @@
+"""Batches as tensors, assembled by array operations only: no Python per sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from crossbatch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+BLOCK_SAMPLES = 16_384  # samples that are gathered at once
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Training samples: users, what they had before, and what came next.
+
+    Attributes:
+        user_ids: Shape `[B]`, int64.
+        history: Oldest first, padded with 0 on the right.  Shape `[B, L]`, int64.
+        item_ids: The positives.  Shape `[B]`, int64.
+    """
+
+    user_ids: Tensor
+    history: Tensor
+    item_ids: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class EvalBatch:
+    """Evaluation samples with all their targets.
+
+    Attributes:
+        user_ids: Shape `[B]`, int64.
+        history: Oldest first, padded with 0 on the right.  Shape `[B, L]`, int64.
+        target_ids: All targets end to end, chronological, repeats kept.  Shape `[T]`, int64.
+        target_offsets: Those of row b are `target_offsets[b]:target_offsets[b + 1]`.
+            Shape `[B + 1]`, int64.
+    """
+
+    user_ids: Tensor
+    history: Tensor
+    target_ids: Tensor
+    target_offsets: Tensor
+
+    @property
+    def targets(self) -> list[Tensor]:
+        """The targets of each row."""
+        bounds = self.target_offsets.tolist()
+        return [self.target_ids[a:b] for a, b in pairwise(bounds)]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPart:
+    """The arrays from which training batches are drawn.
+
+    Attributes:
+        items: All sequences end to end.  Shape `[n]`, int32.
+        users: Users who can give a sample.  Shape `[T]`, int64.
+        starts: Where each one's sequence starts in `items`.  Shape `[T]`, int64.
+        ends: Where its training part ends.  Shape `[T]`, int64.
+        min_history: Items before a target, at least.
+    """
+
+    items: np.ndarray
+    users: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    min_history: int
+
+
+def training_batches(
+    part: TrainingPart, batch_size: int, *, seed: int, history_length: int, start: int
+) -> Iterator[Batch]:
+    """Yield batches without end; number i depends on the seed and i alone (PROTOCOL 1.3).
+
+    Each is `batch_size` distinct users, uniform, each with a target position uniform over those
+    that have `min_history` items before them.
+    """
+    _check_sizes(batch_size, history_length)
+    if batch_size > len(part.users):
+        raise ConfigError(
+            f"batch_size must not exceed the {len(part.users):,} training users, got {batch_size:,}"
+        )
+    if start < 0 or seed < 0:
+        raise ConfigError(f"seed and start must not be negative, got {seed} and {start}")
+    return _training_batches(part, batch_size, seed, history_length, start)
+
+
+def _training_batches(
+    part: TrainingPart, batch_size: int, seed: int, history_length: int, start: int
+) -> Iterator[Batch]:
+    import torch
+
+    per_block = max(1, BLOCK_SAMPLES // batch_size)
+    number = start
+    while True:
+        draws = [_draw(part, batch_size, seed, number + step) for step in range(per_block)]
+        rows, positions = (np.concatenate(arrays) for arrays in zip(*draws, strict=True))
+        starts = np.maximum(part.starts[rows], positions - history_length)
+        users = torch.from_numpy(part.users[rows])
+        history = torch.from_numpy(_windows(part.items, starts, positions, history_length))
+        targets = torch.from_numpy(part.items[positions].astype(np.int64))
+        for step in range(per_block):
+            span = slice(step * batch_size, (step + 1) * batch_size)
+            yield Batch(users[span], history[span], targets[span])
+        number += per_block
+
+
+def _draw(
+    part: TrainingPart, batch_size: int, seed: int, number: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the drawn users in `part`, and the absolute positions of their targets."""
+    # a counter-based generator: batch `number` is reached without drawing those before it
+    rng = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, number, 0]))
+    rows = rng.choice(len(part.users), size=batch_size, replace=False)
+    first = part.starts[rows] + part.min_history
+    return rows, rng.integers(first, part.ends[rows])
+
+
+def eval_batches(
+    items: np.ndarray,
+    users: np.ndarray,
+    starts: np.ndarray,
+    cuts: np.ndarray,
+    ends: np.ndarray,
+    *,
+    batch_size: int,
+    history_length: int,
+) -> Iterator[EvalBatch]:
+    """Yield evaluation samples in stored order; the last batch may be short.
+
+    Args:
+        items: All sequences end to end.  Shape `[n]`.
+        users: Shape `[E]`.
+        starts: Where each user's sequence starts.  Shape `[E]`.
+        cuts: Where the history ends and the targets begin.  Shape `[E]`.
+        ends: Where the targets end.  Shape `[E]`.
+        batch_size: Samples in a batch.
+        history_length: L, the most recent items that are shown.
+    """
+    import torch
+
+    for first in range(0, len(users), batch_size):
+        rows = slice(first, first + batch_size)
+        cut, end = cuts[rows], ends[rows]
+        begin = np.maximum(starts[rows], cut - history_length)
+        offsets = np.zeros(len(cut) + 1, dtype=np.int64)
+        np.cumsum(end - cut, out=offsets[1:])
+        positions = np.arange(offsets[-1]) + np.repeat(cut - offsets[:-1], end - cut)
+        yield EvalBatch(
+            user_ids=torch.from_numpy(users[rows].astype(np.int64)),
+            history=torch.from_numpy(_windows(items, begin, cut, history_length)),
+            target_ids=torch.from_numpy(items[positions].astype(np.int64)),
+            target_offsets=torch.from_numpy(offsets),
+        )
+
+
+def _windows(
+    items: np.ndarray, starts: np.ndarray, ends: np.ndarray, history_length: int
+) -> np.ndarray:
+    """Return `items[start:end]` of each row, padded with 0 on the right.  `[B, L]`, int64."""
+    positions = starts[:, None] + np.arange(history_length)  # [B, L]
+    inside = positions < ends[:, None]
+    held = items[np.where(inside, positions, 0)]
+    return np.where(inside, held, 0).astype(np.int64)
+
+
+def _check_sizes(batch_size: int, history_length: int) -> None:
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+    if history_length < 1:
+        raise ConfigError(f"history_length must be at least 1, got {history_length}")

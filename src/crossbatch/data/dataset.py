@@ -1,0 +1,205 @@
+"""A prepared dataset, memory-mapped: it opens in milliseconds, whatever its size.
+
+dataset = open_dataset("books")
+for batch in dataset.batches(128, seed=19): ...      # batch.history [B, L], batch.item_ids [B]
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from crossbatch.data.batches import Batch, EvalBatch, TrainingPart, eval_batches, training_batches
+from crossbatch.data.features import Feature, encode_table, read_encoders, read_features
+from crossbatch.data.folder import file_checksum, read_manifest
+from crossbatch.data.strings import KeyLookup, StringTable
+from crossbatch.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import polars as pl
+
+SPLIT_NAMES = ("valid", "test")
+
+
+def open_dataset(path: Path | str) -> Dataset:
+    """Open a folder that `crossbatch prepare` or `crossbatch synth` wrote."""
+    return Dataset(Path(path))
+
+
+class Dataset:
+    """A dataset folder.  Item ids are 1 … `num_items`, 0 is padding; user ids start at 0.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        DataError: If it is no dataset, incomplete, or of another format version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest: dict[str, Any] = read_manifest(path)
+        counts = self.manifest["counts"]
+        self.num_items: int = counts["items"]
+        self.num_users: int = counts["users"]
+        self.eligible_samples: int = counts["eligible_samples"]
+        self.offsets = self._load("offsets")  # [num_users + 1] int64
+        self.items = self._load("items")  # [n] int32, sequences end to end
+        self.times = self._load("times")  # [n] int64, microseconds
+        self.item_counts = self._load("item_counts")  # [num_items + 1] int64
+        self.sampler_law = self._load("sampler_law")  # [num_items + 1] float64
+
+    def batches(
+        self, batch_size: int, *, seed: int, history_length: int = 20, start: int = 0
+    ) -> Iterator[Batch]:
+        """Yield training batches without end.
+
+        Args:
+            batch_size: B, distinct users in a batch.
+            seed: Batch number i depends on the seed and i alone.
+            history_length: L, the most recent items that are shown.
+            start: Number of the first batch: a run that stopped after n batches goes on at n.
+        """
+        return training_batches(
+            self._training, batch_size, seed=seed, history_length=history_length, start=start
+        )
+
+    def eval_batches(
+        self,
+        split: str,
+        *,
+        batch_size: int = 1024,
+        history_length: int = 20,
+        max_users: int | None = None,
+    ) -> Iterator[EvalBatch]:
+        """Yield the samples of "valid" or "test" in stored order, each with all its targets.
+
+        Args:
+            split: "valid" or "test".
+            batch_size: Samples in a batch; the last may be short.
+            history_length: L, the most recent items that are shown.
+            max_users: Stop after so many samples; the stored order is random already.
+        """
+        if batch_size < 1 or history_length < 1:
+            raise ConfigError(
+                f"batch_size and history_length must be ≥ 1, got {batch_size}, {history_length}"
+            )
+        users, cuts, ends = (array[:max_users] for array in self._part(split))
+        return eval_batches(
+            self.items,
+            users,
+            self.offsets[users],
+            cuts,
+            ends,
+            batch_size=batch_size,
+            history_length=history_length,
+        )
+
+    def num_eval_users(self, split: str) -> int:
+        """Return how many samples "valid" or "test" has."""
+        return len(self._part(split)[0])
+
+    @cached_property
+    def item_features(self) -> Mapping[str, Feature]:
+        """Content of the items; row 0 is padding."""
+        return read_features(self.path / "features/items")
+
+    @cached_property
+    def user_features(self) -> Mapping[str, Feature]:
+        """Content of the users."""
+        return read_features(self.path / "features/users")
+
+    def encode_items(self, table: pl.DataFrame) -> dict[str, Feature]:
+        """Encode new items with the dataset's vocabularies and statistics: one row an item."""
+        return encode_table(read_encoders(self.path / "features/items"), table)
+
+    def encode_users(self, table: pl.DataFrame) -> dict[str, Feature]:
+        """Encode new users with the dataset's vocabularies and statistics: one row a user."""
+        return encode_table(read_encoders(self.path / "features/users"), table)
+
+    def item_keys(self, ids: Iterable[int]) -> list[str]:
+        """Return the items' ids in the source; the padding's is empty."""
+        return self._item_keys.take(ids)
+
+    def item_titles(self, ids: Iterable[int]) -> list[str]:
+        """Return the items' titles, their keys where there is none."""
+        ids = [int(item) for item in ids]
+        keys = self.item_keys(ids)
+        if not (self.path / "item_titles.bytes.npy").is_file():
+            return keys
+        titles = self._item_titles.take(ids)
+        return [title or key for title, key in zip(titles, keys, strict=True)]
+
+    def item_ids(self, keys: Sequence[str]) -> np.ndarray:
+        """Return the ids of items by their keys in the source, 0 where unknown.  int64."""
+        found = self._item_lookup.find([str(key) for key in keys])
+        found[found < 0] = 0
+        return found
+
+    def user_keys(self, ids: Iterable[int]) -> list[str]:
+        """Return the users' ids in the source."""
+        return self._user_keys.take(ids)
+
+    def user_ids(self, keys: Sequence[str]) -> np.ndarray:
+        """Return the ids of users by their keys in the source, −1 where unknown.  int64."""
+        return self._user_lookup.find([str(key) for key in keys])
+
+    def verify(self) -> None:
+        """Compare every file with the manifest's checksum; raise `DataError` at a difference."""
+        for name, expected in self.manifest["files"].items():
+            path = self.path / name
+            if not path.is_file() or file_checksum(path) != expected:
+                raise DataError(f"{path} is missing or was changed: prepare the dataset again")
+
+    @cached_property
+    def _training(self) -> TrainingPart:
+        users = np.array(self._load("train_users"))
+        return TrainingPart(
+            items=self.items,
+            users=users,
+            starts=self.offsets[users],
+            ends=np.array(self._load("train_ends")),
+            min_history=self.manifest["options"]["min_history"],
+        )
+
+    def _part(self, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if split not in SPLIT_NAMES:
+            raise ConfigError(f"split must be one of {', '.join(SPLIT_NAMES)}, got {split!r}")
+        users, cuts, ends = (self._load(f"{split}_{name}") for name in ("users", "cuts", "ends"))
+        return users, cuts, ends
+
+    @cached_property
+    def _item_keys(self) -> StringTable:
+        return StringTable(self.path, "item_keys")
+
+    @cached_property
+    def _item_titles(self) -> StringTable:
+        return StringTable(self.path, "item_titles")
+
+    @cached_property
+    def _user_keys(self) -> StringTable:
+        return StringTable(self.path, "user_keys")
+
+    @cached_property
+    def _item_lookup(self) -> KeyLookup:
+        return KeyLookup(self._item_keys, self._load("item_key_order"))
+
+    @cached_property
+    def _user_lookup(self) -> KeyLookup:
+        return KeyLookup(self._user_keys, self._load("user_key_order"))
+
+    def _load(self, name: str) -> np.ndarray:
+        path = self.path / f"{name}.npy"
+        try:
+            # a plain array over the same memory map: a memmap's own indexing is far slower
+            mapped: np.ndarray = np.load(path, mmap_mode="r").view(np.ndarray)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{path} cannot be read ({error}): prepare the dataset again"
+            ) from error
+        return mapped

@@ -1,0 +1,12 @@
+"""How long work reports progress: one callable, so that no terminal library is needed here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Progress = Callable[[str, int, int | None], None]
+"""`progress(stage, done, total)`: total is None where the end is not known in advance."""
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """Report nothing; the default."""

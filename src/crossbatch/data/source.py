@@ -1,0 +1,117 @@
+"""What a reader hands over: batches of interactions, tables of content, their columns' kinds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from crossbatch.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KINDS = ("categorical", "multi_valued", "numeric", "text", "dense")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A content column and how it is to be encoded.
+
+    Attributes:
+        name: The column's name in its table, and the feature's name in the dataset.
+        kind: One of `KINDS`.
+        separator: What divides the values of a `multi_valued` column that holds plain strings.
+    """
+
+    name: str
+    kind: str
+    separator: str = "|"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(
+                f"column {self.name!r} has kind {self.kind!r}: choose one of {', '.join(KINDS)}"
+            )
+
+
+class Tally:
+    """What was read and what was refused, with the reason; the manifest keeps it.
+
+    Args:
+        limit: The largest share (below 1) or number (1 and above) of refused lines.
+    """
+
+    def __init__(self, limit: float = 0.001) -> None:
+        if limit < 0:
+            raise ConfigError(f"max_bad_lines must not be negative, got {limit}")
+        self.limit = limit
+        self.lines = 0
+        self.bad: Counter[str] = Counter()
+        self.notes: list[str] = []
+        self._examples: dict[str, str] = {}
+
+    @property
+    def num_bad(self) -> int:
+        """How many lines were refused."""
+        return sum(self.bad.values())
+
+    def refuse(self, reason: str, count: int, example: str = "") -> None:
+        """Count lines that cannot be used; the first example of each reason is kept."""
+        if count:
+            self.bad[reason] += count
+            self._examples.setdefault(reason, example[:80])
+
+    def check(self) -> None:
+        """Raise `DataError` if more lines were refused than the limit allows."""
+        allowed = self.limit if self.limit >= 1 else self.limit * self.lines
+        if self.num_bad <= allowed:
+            return
+        reasons = "; ".join(
+            f"{count:,} × {reason}"
+            + (f" (e.g. {self._examples[reason]})" if self._examples[reason] else "")
+            for reason, count in self.bad.most_common()
+        )
+        raise DataError(
+            f"{self.num_bad:,} of {self.lines:,} lines cannot be used: {reasons}; mend the source, "
+            "or raise --max-bad-lines if they may be skipped"
+        )
+
+
+Table = Callable[[pl.Series, Tally], pl.DataFrame]
+"""`table(keys, tally)`: the content of the given keys, with their key in column `key`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A raw log in a known format.
+
+    Attributes:
+        format: The reader's name.
+        files: All files that are read, for the manifest's checksums.
+        batches: `batches(tally)` yields frames with columns `user`, `item`, `time` and, where the
+            reader has them, `rating` and `split` (0 train, 1 valid, 2 test).
+        time_unit: Unit of numeric times: "auto", "s", "ms", "us", "ns", or "order" for mere order.
+        item_table: The items' content, if any.
+        user_table: The users' content, if any.
+        item_columns: Which content columns of items become features.
+        user_columns: Which content columns of users become features.
+        title: The column of `item_table` that names an item to a reader.
+        defaults: Options of preparation that this format would rather have.
+        expected_rows: How many interactions will come, where it is known, for progress.
+    """
+
+    format: str
+    files: tuple[Path, ...]
+    batches: Callable[[Tally], Iterator[pl.DataFrame]]
+    time_unit: str = "auto"
+    item_table: Table | None = None
+    user_table: Table | None = None
+    item_columns: tuple[Column, ...] = ()
+    user_columns: tuple[Column, ...] = ()
+    title: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    expected_rows: int | None = None

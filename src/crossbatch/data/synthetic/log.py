@@ -1,0 +1,210 @@
+"""The synthetic log as a source like any other: `prepare` does not know the difference.
+
+Two passes over the same seeded walk: the first counts the visits of each topic, the second deals
+items to them, so that users, items and interactions are exactly as many as asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from crossbatch.data.folder import atomic_folder
+from crossbatch.data.source import Column, Source, Tally
+from crossbatch.data.synthetic.catalogue import MIN_COUNT, Catalogue, item_keys, item_table, stock
+from crossbatch.data.synthetic.deal import permuted, places_in_group, spread_repeats
+from crossbatch.data.synthetic.walk import TOPICS, Walk, walk
+from crossbatch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BLOCK_USERS = 50_000
+FIRST_DAY, DAYS = 12_418, 3_650  # ten years from 2004
+DAY = 86_400
+REGIONS = ("north", "east", "south", "west", "coast", "hills", "islands", "city")
+ITEM_COLUMNS = (
+    Column("title", "text"),
+    Column("category", "categorical"),
+    Column("tags", "multi_valued"),
+    Column("price", "numeric"),
+)
+USER_COLUMNS = (Column("region", "categorical"), Column("age", "numeric"))
+
+
+@dataclass(frozen=True, slots=True)
+class SynthOptions:
+    """The size of a synthetic log.
+
+    Attributes:
+        users: Every user has five interactions at least.
+        items: Every item has five interactions at least.
+        interactions: In all.
+        seed: Same seed, same bytes.
+    """
+
+    users: int = 6_000
+    items: int = 3_000
+    interactions: int = 120_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.users < 10 or self.items < 20:
+            raise ConfigError(
+                f"users must be ≥ 10 and items ≥ 20, got {self.users} and {self.items}"
+            )
+        least = MIN_COUNT * max(self.users, self.items)
+        if self.interactions < least:
+            raise ConfigError(
+                f"interactions must be at least {least:,} (five for every user and item), "
+                f"got {self.interactions:,}"
+            )
+        if self.seed < 0:
+            raise ConfigError(f"seed must not be negative, got {self.seed}")
+
+    @property
+    def categories(self) -> int:
+        """About 250 items each, and never so many that one could stay empty."""
+        return max(1, min(self.items // 250, self.interactions // 2_000) or 2)
+
+
+def synthetic_source(options: SynthOptions) -> Source:
+    """Return a source that generates its log while it is read."""
+    log = SyntheticLog(options)
+    return Source(
+        format="synthetic",
+        files=(),
+        batches=log.batches,
+        time_unit="s",
+        item_table=lambda _keys, _tally: log.items(),
+        user_table=lambda _keys, _tally: log.users(),
+        item_columns=ITEM_COLUMNS,
+        user_columns=USER_COLUMNS,
+        title="title",
+        expected_rows=options.interactions,
+    )
+
+
+def write_raw(options: SynthOptions, out: Path, *, overwrite: bool = False) -> None:
+    """Write the log as a folder of Parquet files, as raw material for `crossbatch prepare`."""
+    log = SyntheticLog(options)
+    with atomic_folder(out, overwrite=overwrite) as folder:
+        (folder / "interactions").mkdir()
+        for number, batch in enumerate(log.batches(Tally())):
+            named = batch.rename({"time": "timestamp"})
+            named.write_parquet(folder / "interactions" / f"part-{number:04d}.parquet")
+        log.items().rename({"key": "item"}).write_parquet(folder / "items.parquet")
+        log.users().rename({"key": "user"}).write_parquet(folder / "users.parquet")
+
+
+@dataclass
+class SyntheticLog:
+    """Generates interactions block by block; memory is that of a block, and of users and items."""
+
+    options: SynthOptions
+    _catalogue: Catalogue | None = None
+    _users: list[pl.DataFrame] = field(default_factory=list)
+
+    def batches(self, tally: Tally) -> Iterator[pl.DataFrame]:
+        """Yield all interactions, users in order, each chronological."""
+        lengths = self._lengths()
+        self._users.clear()
+        visits = np.zeros(self.options.categories * TOPICS, dtype=np.int64)
+        for block, walked in self._walks(lengths):
+            del block
+            visits += np.bincount(walked.topics, minlength=len(visits))
+        self._catalogue = stock(self._rng("keys"), visits, self.options.items)
+        dealt = np.zeros_like(visits)
+        for block, walked in self._walks(lengths):
+            span = slice(block * BLOCK_USERS, (block + 1) * BLOCK_USERS)
+            users = np.repeat(np.arange(len(lengths))[span], lengths[span])
+            items = self._deal(self._catalogue, walked.topics, users, dealt, block)
+            times = _times(self._rng("times", block), lengths[span])
+            self._users.append(self._user_rows(span, walked, block))
+            yield pl.DataFrame(
+                {
+                    "user": _user_keys(users),
+                    "item": item_keys(self._catalogue.keys[items]),
+                    "time": times,
+                }
+            )
+
+    def items(self) -> pl.DataFrame:
+        """Return the items' content; the log must have been read before."""
+        if self._catalogue is None:
+            raise RuntimeError("the items are known once the log has been read")
+        return item_table(self._catalogue, self._rng("content"))
+
+    def users(self) -> pl.DataFrame:
+        """Return the users' content; the log must have been read before."""
+        return pl.concat(self._users)
+
+    def _walks(self, lengths: np.ndarray) -> Iterator[tuple[int, Walk]]:
+        for block in range(-(-len(lengths) // BLOCK_USERS)):
+            span = slice(block * BLOCK_USERS, (block + 1) * BLOCK_USERS)
+            yield block, walk(self._rng("walk", block), lengths[span], self.options.categories)
+
+    def _deal(
+        self,
+        catalogue: Catalogue,
+        topics: np.ndarray,
+        users: np.ndarray,
+        dealt: np.ndarray,
+        block: int,
+    ) -> np.ndarray:
+        """Return an item for every visit of a block; `dealt` goes on counting the visits."""
+        numbers = dealt[topics] + places_in_group(topics)
+        dealt += np.bincount(topics, minlength=len(dealt))
+        sizes = np.diff(catalogue.topic_starts)[topics]
+        places = permuted(numbers, sizes, topics + self.options.seed)
+        slots = catalogue.topic_starts[topics] + places
+        items = np.searchsorted(catalogue.bounds, slots, side="right")
+        return spread_repeats(self._rng("swaps", block), users, items, topics)
+
+    def _lengths(self) -> np.ndarray:
+        """Return five interactions for everyone and a log-normal share of the rest.  `[U]`."""
+        weights = np.exp(1.1 * self._rng("lengths").standard_normal(self.options.users))
+        spare = self.options.interactions - MIN_COUNT * self.options.users
+        share = np.cumsum(weights) / weights.sum() * spare
+        share[-1] = spare
+        extra: np.ndarray = np.diff(np.floor(share + 1e-6), prepend=0.0).astype(np.int64)
+        return extra + MIN_COUNT
+
+    def _user_rows(self, span: slice, walked: Walk, block: int) -> pl.DataFrame:
+        rng = self._rng("people", block)
+        size = len(walked.first_interest)
+        loyal = rng.random(size) < 0.7  # the region tells something of the interest, not all
+        region = np.where(loyal, walked.first_interest, rng.integers(0, 2**31, size)) % len(REGIONS)
+        age = np.round(35 + 3 * (walked.first_interest % 5) + 8 * rng.standard_normal(size))
+        numbers = np.arange(self.options.users)[span]
+        return pl.DataFrame(
+            {"key": _user_keys(numbers), "region": np.array(REGIONS)[region], "age": age}
+        )
+
+    def _rng(self, purpose: str, block: int = 0) -> np.random.Generator:
+        """Return a generator of its own for each purpose and block."""
+        return np.random.default_rng([self.options.seed, block, *purpose.encode()])
+
+
+def _user_keys(numbers: np.ndarray) -> pl.Series:
+    return "U" + pl.Series(numbers).cast(pl.String).str.zfill(8)
+
+
+def _times(rng: np.random.Generator, lengths: np.ndarray) -> np.ndarray:
+    """Return times in whole days, a good third of neighbours on the same day.  `[Σ lengths]`."""
+    total = int(lengths.sum())
+    gaps = np.where(rng.random(total) < 0.3, 0.0, rng.standard_exponential(total))
+    ends = np.cumsum(lengths)
+    running = np.cumsum(gaps)
+    base = np.repeat(running[ends - 1] - np.add.reduceat(gaps, ends - lengths), lengths)
+    whole = np.repeat(np.add.reduceat(gaps, ends - lengths), lengths) + 1e-9
+    start = rng.random(len(lengths)) * 0.9
+    span = (1.0 - start) * rng.random(len(lengths)) ** 0.5
+    begin, width = np.repeat(start, lengths), np.repeat(span, lengths)
+    days = np.floor(DAYS * (begin + width * np.clip((running - base) / whole, 0.0, 1.0)))
+    seconds: np.ndarray = (FIRST_DAY + days.astype(np.int64)) * DAY
+    return seconds

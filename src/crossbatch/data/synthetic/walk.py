@@ -1,0 +1,98 @@
+"""What users do: they follow a few interests that drift, through chains of topics.
+
+An interest is a category; a category is a ring of `TOPICS` topics.  At each step a user may switch
+between interests, swap one for a new one, or move on to the next topic of the ring: what comes next
+depends on what came last, which a popularity list cannot know.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+TOPICS = 5  # topics of a category
+INTERESTS = 3  # interests of a user at a time
+SWITCH, DRIFT, NOISE = 0.25, 0.03, 0.08  # chances at every step
+FORWARD, JUMP = 0.35, 0.10  # to the next topic of the ring, to any
+SLOT_SHARES = np.cumsum([0.6, 0.3, 0.1])
+
+
+class Walk(NamedTuple):
+    """The topics that users visited.
+
+    Attributes:
+        topics: Of all users end to end, each in order.  Shape `[Σ lengths]`, int32.
+        first_interest: The interest each user starts with.  Shape `[U]`, int64.
+    """
+
+    topics: np.ndarray
+    first_interest: np.ndarray
+
+
+def category_law(num_categories: int) -> np.ndarray:
+    """Return the Zipf law of the categories.  Shape `[C]`."""
+    weights: np.ndarray = (np.arange(num_categories) + 2.0) ** -0.8
+    return np.divide(weights, weights.sum())
+
+
+def walk(rng: np.random.Generator, lengths: np.ndarray, num_categories: int) -> Walk:
+    """Let users walk: all of them at once, one step at a time.
+
+    Args:
+        rng: Source of all chance.
+        lengths: Steps of each user.  Shape `[U]`.
+        num_categories: C.
+    """
+    cumulative = np.cumsum(category_law(num_categories))
+    order = np.argsort(-lengths, kind="stable")  # the users still walking are always a prefix
+    starts = (np.cumsum(lengths) - lengths)[order]
+    remaining = lengths[order]
+    num_users = len(lengths)
+    interests = _categories(rng, cumulative, (num_users, INTERESTS))
+    places = rng.integers(TOPICS, size=(num_users, INTERESTS))
+    slots = np.zeros(num_users, dtype=np.int64)
+    topics = np.empty(int(lengths.sum()), dtype=np.int32)
+    first_interest = np.empty(num_users, dtype=np.int64)
+    first_interest[order] = interests[:, 0]
+    for step in range(int(remaining[0]) if num_users else 0):
+        active = int(np.searchsorted(-remaining, -step, side="left"))
+        users = np.arange(active)
+        slot = _move(rng, interests, places, slots[:active], cumulative)
+        slots[:active] = slot
+        visited = interests[users, slot] * TOPICS + places[users, slot]
+        stray = np.flatnonzero(rng.random(active) < NOISE)
+        strays = _categories(rng, cumulative, (len(stray),)) * TOPICS
+        visited[stray] = strays + rng.integers(TOPICS, size=len(stray))
+        topics[starts[:active] + step] = visited
+    return Walk(topics, first_interest)
+
+
+def _move(
+    rng: np.random.Generator,
+    interests: np.ndarray,
+    places: np.ndarray,
+    slots: np.ndarray,
+    cumulative: np.ndarray,
+) -> np.ndarray:
+    """Take one step in place and return the interest each user now follows.  Shape `[active]`."""
+    active = len(slots)
+    users = np.arange(active)
+    switch = rng.random(active) < SWITCH
+    slot = np.where(switch, np.searchsorted(SLOT_SHARES, rng.random(active)), slots)
+    slot = np.minimum(slot, INTERESTS - 1)
+    drifting = np.flatnonzero(rng.random(active) < DRIFT)
+    interests[drifting, slot[drifting]] = _categories(rng, cumulative, (len(drifting),))
+    chance = rng.random(active)
+    place = places[users, slot]
+    place = np.where(chance < FORWARD, (place + 1) % TOPICS, place)
+    jumping = (chance >= FORWARD) & (chance < FORWARD + JUMP)
+    places[users, slot] = np.where(jumping, rng.integers(TOPICS, size=active), place)
+    return slot
+
+
+def _categories(
+    rng: np.random.Generator, cumulative: np.ndarray, shape: tuple[int, ...]
+) -> np.ndarray:
+    drawn = np.searchsorted(cumulative, rng.random(shape), side="right")
+    return np.minimum(drawn, len(cumulative) - 1)
