@@ -37,12 +37,6 @@ if TYPE_CHECKING:
 
 OPEN_DIAGNOSTICS = 2  # with more runs than this, their diagnostics start folded
 
-TABLE_NOTE = (
-    "Metrics in % of test users, full ranking of the catalogue; ± is the sample standard deviation "
-    "over seeds. Gains are relative, over the in-batch row of the same model and the seeds both "
-    "have, with a 95 % paired bootstrap interval over users and seeds; ▲ and ▼ mark intervals that "
-    "leave out zero. Bold: best of the column."
-)
 TERMS = {
     "Recall@k": "share of a user's held-out items among the first k, averaged over users.",
     "NDCG@k": "textbook: gain 1 / log2(rank + 1), ideal over min(number of held-out items, k).",
@@ -104,7 +98,7 @@ def _sections(
     """Name, title, lead and inside of every section, in the order of the page."""
     variants = group_runs(runs)
     bars = result_bars(comparison, colors_of(variants))
-    results = f'{result_tables(comparison)}<p class="footnote">{escape(TABLE_NOTE)}</p>'
+    results = result_tables(comparison)
     if bars:
         results += f'<h3>At a glance</h3><div class="figures pair">{bars}</div>'
     plots = "".join(plot_figure(plot) for plot in training_plots(variants, comparison.headline))

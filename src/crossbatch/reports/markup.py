@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from crossbatch.reports.curves import Plot
 
 
-def table(label: str, head: str, body: str) -> str:
+def table(label: str, head: str, *bodies: str, css: str = "plain") -> str:
     """A table that scrolls in its own frame when it is wide, by keyboard too."""
     top = f"<thead><tr>{head}</tr></thead>" if head else ""
+    rows = "".join(f"<tbody>{body}</tbody>" for body in bodies)
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}">'
-        f"<table>{top}<tbody>{body}</tbody></table></div>"
+        f'<table class="{css}">{top}{rows}</table></div>'
     )
 
 

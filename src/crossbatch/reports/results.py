@@ -6,12 +6,13 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from crossbatch.reports import cells, svg
-from crossbatch.reports.markup import figure, head_cells, table
-from crossbatch.reports.tables import Comparison, Gain, Row, metric_name
+from crossbatch.reports.markup import figure, fold, head_cells, table
+from crossbatch.reports.tables import TABLE_NOTE, Comparison, Gain, Row, metric_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+MARKS_NOTE = "▲ and ▼ mark intervals that leave out zero. Bold: best of the column."
 VERDICT_CLASSES = {"better": "good", "worse": "bad", "unclear": "unclear", "": ""}
 VERDICT_MARKS = {"better": "▲ ", "worse": "▼ ", "unclear": "", "": ""}
 
@@ -22,7 +23,12 @@ def result_tables(comparison: Comparison) -> str:
     for dataset in comparison.datasets:
         if len(comparison.datasets) > 1:
             parts.append(f"<h3>{escape(dataset)}</h3>")
-        parts.append(_table(comparison, [row for row in comparison.rows if row.dataset == dataset]))
+        rows = [row for row in comparison.rows if row.dataset == dataset]
+        parts.append(_table(comparison, rows))
+        parts.append(f'<p class="footnote">{escape(TABLE_NOTE)} {MARKS_NOTE}</p>')
+        inside = _all_metrics(comparison, rows)
+        note = "each with its gain over in-batch, in %"
+        parts.append(fold("All metrics", note, inside, is_open=False))
     return "".join(parts)
 
 
@@ -43,38 +49,61 @@ def result_bars(comparison: Comparison, colors: Mapping[str, int]) -> str:
     return "".join(figures)
 
 
-def gain_metrics(comparison: Comparison) -> list[str]:
-    """The metrics whose gain the table shows: recall and the paper's NDCG, largest cut-off."""
-    wanted = [comparison.headline, comparison.headline.replace("recall", "ndcg_comirec")]
-    return [key for key in wanted if any(key in row.gains for row in comparison.rows)]
-
-
 def _table(comparison: Comparison, rows: Sequence[Row]) -> str:
-    gains = gain_metrics(comparison)
+    gains = comparison.gain_metrics
     best = {
         key: max((row.metrics[key].mean for row in rows if key in row.metrics), default=0.0)
         for key in comparison.table_metrics
     }
     numbers = [
         "Seeds",
-        "Avg. time\ns / 1000 steps",
-        "Conv. time\nminutes",
+        "Avg. time\ns / 1000\nsteps",
+        "Conv.\ntime\nminutes",
         *(metric_name(key).replace(" (", "\n(") for key in comparison.table_metrics),
-        *(f"Gain over in-batch\n{metric_name(key)}" for key in gains),
+        *(f"Gain over\nin-batch\n{metric_name(key).replace(' (', chr(10) + '(')}" for key in gains),
     ]
-    head = head_cells(["Model", "Negatives"]) + head_cells(numbers, "number")
-    body, model = "", None
+    head = head_cells(["Negatives"], "stick") + head_cells(numbers, "number")
+    bodies = [
+        _group(name, 1 + len(numbers)) + "".join(_row(row, best, gains) for row in group)
+        for name, group in _by_model(rows).items()
+    ]
+    return table("Results", head, *bodies, css="results")
+
+
+def _all_metrics(comparison: Comparison, rows: Sequence[Row]) -> str:
+    """Every metric the runs wrote, each with its gain."""
+    keys = comparison.metrics
+    names = [metric_name(key).replace(" (", "\n(") for key in keys]
+    head = head_cells(["Negatives"], "stick") + head_cells(names, "number")
+    bodies = []
+    for name, group in _by_model(rows).items():
+        body = _group(name, 1 + len(keys))
+        for row in group:
+            values = "".join(_metric_and_gain(row, key) for key in keys)
+            body += f'<tr><th scope="row" class="stick">{escape(_name(row))}</th>{values}</tr>'
+        bodies.append(body)
+    return table("All metrics", head, *bodies, css="results")
+
+
+def _by_model(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        body += _row(row, best, gains, first=row.model != model)
-        model = row.model
-    return table("Results", head, body)
+        groups.setdefault(row.model if row.variant else "Baselines", []).append(row)
+    return groups
 
 
-def _row(row: Row, best: Mapping[str, float], gains: Sequence[str], *, first: bool) -> str:
-    kind = "model-start" if first and row.variant else "" if row.variant else "baseline"
+def _name(row: Row) -> str:
+    return row.sampler or row.model
+
+
+def _group(name: str, width: int) -> str:
+    head = f'<th scope="rowgroup" colspan="{width}"><span>{escape(name)}</span></th>'
+    return f'<tr class="group">{head}</tr>'
+
+
+def _row(row: Row, best: Mapping[str, float], gains: Sequence[str]) -> str:
     parts = [
-        f'<th scope="row">{escape(row.model) if first else ""}</th>',
-        f"<td>{escape(row.sampler) or cells.NOTHING}</td>",
+        f'<th scope="row" class="stick">{escape(_name(row))}</th>',
         _number(cells.seeds(row)),
         _number(cells.amount(row.seconds_per_1000_steps)),
         _number(cells.amount(row.convergence_minutes)),
@@ -83,7 +112,13 @@ def _row(row: Row, best: Mapping[str, float], gains: Sequence[str], *, first: bo
         value = row.metrics.get(key)
         parts.append(_number(cells.percent(value), bold=value is not None and value.mean == top))
     parts += [_gain(row.gains.get(key)) for key in gains]
-    return f'<tr class="{kind}">{"".join(parts)}</tr>'
+    return f"<tr>{''.join(parts)}</tr>"
+
+
+def _metric_and_gain(row: Row, key: str) -> str:
+    value, gain = row.metrics.get(key), row.gains.get(key)
+    tail = f'<span class="interval">{escape(cells.gain(gain))}</span>' if gain else ""
+    return f'<td class="number">{escape(cells.percent(value))}{tail}</td>'
 
 
 def _number(text: str, *, bold: bool = False) -> str:

@@ -3,7 +3,7 @@
 Colours come from the page's CSS (classes `c0` … `c7`, variables for text and grid), so one chart
 serves light, dark and print. Every text from a run folder is escaped.
 
-    line_chart(plot)                    # 460 × 280
+    line_chart(plot)                    # 400 × 280
     line_chart(plot, SMALL)             # a small multiple
     bar_chart([Bar("In-batch", 11.6)], unit="%")
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from crossbatch.reports.ticks import limits, short, ticks
+from crossbatch.reports.ticks import exact, limits, short, ticks
 
 if TYPE_CHECKING:
     from crossbatch.reports.curves import Line, Plot
@@ -30,7 +30,7 @@ Scale = Callable[[float], float]
 class Frame:
     """Outer size of a chart and the margins around its plotting area, in pixels."""
 
-    width: int = 460
+    width: int = 400
     height: int = 280
     left: int = 46
     right: int = 14
@@ -85,7 +85,7 @@ def line_chart(plot: Plot, frame: Frame = LARGE) -> str:
     return "".join(parts)
 
 
-def bar_chart(bars: Sequence[Bar], description: str, *, width: int = 460) -> str:
+def bar_chart(bars: Sequence[Bar], description: str, *, width: int = 440) -> str:
     """Horizontal bars from zero, each under its label, with its value at the end."""
     left, right, row, foot = 4, 96, 40, 8
     reach = [value for bar in bars for value in (bar.value, *(bar.interval or ()))]
@@ -94,12 +94,11 @@ def bar_chart(bars: Sequence[Bar], description: str, *, width: int = 460) -> str
     height = row * len(bars) + foot
     zero = x(0.0)
     parts = [_svg_open(width, height, description, "bars")]
-    for index, bar in enumerate(bars):
-        parts.append(_bar(bar, index * row, x, width - 4))
     parts.append(
-        f'<line class="axis" x1="{zero:.1f}" x2="{zero:.1f}" y1="0" y2="{height - foot}"/></svg>'
+        f'<line class="axis" x1="{zero:.1f}" x2="{zero:.1f}" y1="0" y2="{height - foot}"/>'
     )
-    return "".join(parts)
+    parts += [_bar(bar, index * row, x, width - 4) for index, bar in enumerate(bars)]
+    return "".join([*parts, "</svg>"])
 
 
 def series_class(color: int) -> str:
@@ -178,7 +177,7 @@ def _line(line: Line, plot: Plot, frame: Frame, x: Scale, y: Scale) -> str:
 
 
 def _tooltip(line: Line, plot: Plot, index: int) -> str:
-    here, value = short(line.curve.x[index], 5), short(line.curve.y[index], 5)
+    here, value = exact(line.curve.x[index]), exact(line.curve.y[index])
     name = " · ".join(filter(None, (line.label, line.note)))
     best = " (best)" if index == line.best else ""
     return f"{name}\n{plot.x_label} {here}: {value}{best}"
@@ -223,6 +222,6 @@ def _describe(plot: Plot) -> str:
         index = line.best if line.best is not None else len(line.curve) - 1
         word = "best" if line.best is not None else "last"
         name = " ".join(filter(None, (line.label, line.note)))
-        here, value = short(line.curve.x[index], 5), short(line.curve.y[index], 5)
+        here, value = exact(line.curve.x[index]), exact(line.curve.y[index])
         ends.append(f"{name}: {word} {value} at {plot.x_label} {here}")
     return f"{plot.title}. " + "; ".join(ends)

@@ -34,22 +34,27 @@ def limits(values: Iterable[float], *, zero: bool = False) -> tuple[float, float
 
 
 def ticks(low: float, high: float, target: int = 5) -> list[float]:
-    """About `target` round numbers inside [low, high], in order."""
+    """About `target` round numbers inside [low, high], in order, and never a lonely one."""
     raw = (high - low) / max(target, 1)
     if raw <= 0 or not math.isfinite(raw):
         return [low]
     magnitude = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * magnitude for factor in ROUND_STEPS if factor * magnitude >= raw * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    if last - first < 1:  # a single number gives no scale to read
+        return ticks(low, high, target + 1)
     # Multiplying instead of adding keeps 0.1 + 0.1 + 0.1 from becoming 0.30000000000000004.
     return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
 
 
-def short(value: float, digits: int = 4) -> str:
-    """A number in few characters: 12000 is "12k", 0.00012 is "1.2e-04"."""
+def short(value: float) -> str:
+    """A number on an axis: 12000 is "12k", 0.00012 is "0.00012", 0.0000012 is "1.2e-06"."""
     for size, suffix in SUFFIXES:
-        if abs(value) >= size * (10 if suffix == "k" else 1):
-            return f"{value / size:.{digits}g}{suffix}"
-    if value != 0 and abs(value) < 1e-3:
-        return f"{value:.2g}"
-    return f"{value:.{digits}g}"
+        if abs(value) >= size:
+            return f"{value / size:.4g}{suffix}"
+    return f"{value:.4g}"
+
+
+def exact(value: float) -> str:
+    """A number in a tooltip: whole numbers in full with separators, others to five figures."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.5g}"

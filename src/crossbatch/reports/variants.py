@@ -21,7 +21,7 @@ SAMPLER_NAMES = {
     "uniform": "Uniform",
     "in_batch": "In-batch",
     "mixed": "Mixed (MNS)",
-    "cross_batch": "Cross-batch (CBNS)",
+    "cross_batch": "Cross-batch",
 }
 # CBNS as published and with the repaired item gradient are different methods: never one name.
 GRADIENT_NAMES = {"paper": "as published", "balanced": "balanced", "split": "split"}

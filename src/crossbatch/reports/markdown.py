@@ -1,0 +1,122 @@
+"""The tables as Markdown, for a pull request, a README or a notebook.
+
+write_markdown(runs, Path("report.md"))
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from crossbatch.reports import cells, summary
+from crossbatch.reports.output import write_whole
+from crossbatch.reports.tables import TABLE_NOTE, Comparison, Row, compare, metric_name
+from crossbatch.reports.variants import differing_keys, flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from crossbatch.reports.runs import Run
+
+SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
+
+
+def write_markdown(runs: Sequence[Run], out: Path) -> Path:
+    """Write the report; the file appears whole or not at all."""
+    return write_whole(out, render(runs).encode("utf-8"))
+
+
+def render(runs: Sequence[Run]) -> str:
+    """Summary, results, settings that differ, and the list of runs."""
+    comparison = compare(runs)
+    names = ", ".join(name for name in comparison.datasets if name)
+    parts = [
+        f"# crossbatch report{f': {literal(names)}' if names else ''}",
+        _bullets(
+            f"**{literal(fact.title)}:** {literal(fact.value)} ({literal(fact.detail)})"
+            for fact in summary.facts(comparison, runs)
+        ),
+    ]
+    parts += _titled("Before you quote these numbers", summary.caveats(comparison, runs))
+    parts += _titled("Warnings during training", summary.warnings(runs))
+    parts.append("## Results")
+    for dataset in comparison.datasets:
+        if len(comparison.datasets) > 1:
+            parts.append(f"### {literal(dataset)}")
+        parts.append(
+            _results([row for row in comparison.rows if row.dataset == dataset], comparison)
+        )
+    parts.append(TABLE_NOTE)
+    parts += _settings(runs)
+    parts += ["## Runs", _runs(runs, comparison.headline)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def literal(text: str) -> str:
+    """Text that Markdown shows as it is: markup escaped, one line."""
+    return SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def _results(rows: Sequence[Row], comparison: Comparison) -> str:
+    gains = comparison.gain_metrics
+    heads = [
+        "Model",
+        "Negatives",
+        "Seeds",
+        "s / 1000 steps",
+        "Conv. min",
+        *(metric_name(key) for key in comparison.table_metrics),
+        *(f"Gain, {metric_name(key)}" for key in gains),
+    ]
+    lines = [
+        [
+            row.model,
+            row.sampler or cells.NOTHING,
+            cells.seeds(row),
+            cells.amount(row.seconds_per_1000_steps),
+            cells.amount(row.convergence_minutes),
+            *(cells.percent(row.metrics.get(key)) for key in comparison.table_metrics),
+            *(cells.gain(row.gains.get(key)) for key in gains),
+        ]
+        for row in rows
+    ]
+    return _table(heads, lines, words=2)
+
+
+def _settings(runs: Sequence[Run]) -> list[str]:
+    options = [flatten(run.config) for run in runs]
+    keys = differing_keys(options)
+    if not keys:
+        return []
+    lines = [
+        [run.name, *(own.get(key, cells.NOTHING) for key in keys)]
+        for run, own in zip(runs, options, strict=True)
+    ]
+    return ["## Settings that differ", _table(["Run", *keys], lines, words=1 + len(keys))]
+
+
+def _runs(runs: Sequence[Run], metric: str) -> str:
+    lines = []
+    for run in runs:
+        value = run.metrics().get(metric)
+        test = cells.NOTHING if value is None else f"{100 * value:.2f}"
+        seed = cells.NOTHING if run.seed is None else str(run.seed)
+        lines.append([run.name, run.status, seed, f"{run.steps:,}", test])
+    heads = ["Run", "State", "Seed", "Steps", f"Test {metric_name(metric)}" if metric else "Test"]
+    return _table(heads, lines, words=2)
+
+
+def _titled(title: str, sentences: Sequence[str]) -> list[str]:
+    return [f"**{title}**", _bullets(literal(text) for text in sentences)] if sentences else []
+
+
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, words: int) -> str:
+    """A pipe table; columns after the first `words` are numbers and stand to the right."""
+    rule = ["---" if index < words else "---:" for index in range(len(heads))]
+    texts = [[literal(text) for text in line] for line in (heads, *lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (texts[0], rule, *texts[1:]))
