@@ -74,11 +74,11 @@ def test_equals_brute_force_with_ties_and_exclusion(seed, num_items, users, K, k
 
 
 @pytest.mark.parametrize("K", [1, 4])
-@pytest.mark.parametrize("k", [1, 50, 700, 3000])
+@pytest.mark.parametrize("k", [50, 3000])
 def test_equals_brute_force_at_real_tile_sizes(K, k):
     torch.manual_seed(0)
     vectors = torch.randn(5001, 16, dtype=torch.float64)
-    interests = torch.randn(300, K, 16, dtype=torch.float64)
+    interests = torch.randn(600 // K, K, 16, dtype=torch.float64)
     top = ExactIndex(vectors).search(interests, k)
     scores = torch.einsum("bkd,nd->bkn", interests, vectors[1:]).amax(dim=1)
     expected = scores.topk(k, dim=1)
@@ -144,7 +144,7 @@ def test_search_neither_needs_nor_leaves_gradients():
     assert vectors.grad is None
 
 
-@pytest.mark.parametrize(("users", "K", "k"), [(3000, 1, 20), (500, 4, 20), (40, 1, 4000)])
+@pytest.mark.parametrize(("users", "K", "k"), [(200, 1, 20), (60, 4, 20), (40, 1, 4000)])
 def test_memory_stays_within_tiles(monkeypatch, users, K, k):
     """No work array may approach [B, N]: the largest are of the size of a tile or of two lists."""
     sizes = []
