@@ -30,9 +30,9 @@ class Popularity:
         order = np.argsort(-counts, kind="stable")
         before = np.empty(len(counts))
         before[order] = np.cumsum(counts[order]) - counts[order]
-        share = before / max(counts.sum(), 1.0)  # of the interactions, with more popular items
+        total = counts.sum()  # `before` of it fall on more popular items; whole numbers, so exact
         band = np.select(
-            [counts == 0, share >= 2 / 3, share >= 1 / 3],
+            [counts == 0, 3 * before >= 2 * total, 3 * before >= total],
             [BANDS.index("cold"), BANDS.index("tail"), BANDS.index("mid")],
             default=BANDS.index("head"),
         )
