@@ -20,6 +20,16 @@ def test_gradient_is_sparse_over_the_rows_read():
     assert gradient.values().tolist() == [[2.0] * 4, [1.0] * 4]
 
 
+def test_padding_row_is_zero_and_stays_so():
+    table = EmbeddingTable(5, 4, padding_row=0, sparse=False)
+    optimizer = torch.optim.AdamW(table.parameters(), lr=0.1, weight_decay=0.1)
+    for _ in range(3):
+        table(torch.tensor([0, 1])).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(table.weight[0], torch.zeros(4))
+    assert (table.weight[1:] != 0).all()
+
+
 def test_gradients_of_several_reads_add_up():
     table = EmbeddingTable(10, 2)
     (table(torch.tensor([3])).sum() + 2 * table(torch.tensor([3, 4])).sum()).backward()

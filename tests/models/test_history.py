@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from crossbatch.models.history import drop_positions, unit_vectors
+from crossbatch.models.history import drop_positions
 
 
 def test_dropped_histories_are_ordered_subsets_padded_on_the_right(make_history):
@@ -32,19 +32,3 @@ def test_every_position_is_as_likely_to_stay():
     # One survivor at least: 1 - P(all dropped) stay as drawn, else the largest draw does.
     expected = 0.1 + 0.9**4 / 4
     assert stays.tolist() == pytest.approx([expected] * 4, abs=0.01)
-
-
-def test_unit_vectors():
-    vectors = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-6, 0.0]], requires_grad=True)
-    unit = unit_vectors(vectors)
-    torch.testing.assert_close(unit, torch.tensor([[0.6, 0.8], [0.0, 0.0], [1.0, 0.0]]))
-    (unit * torch.tensor([1.0, 2.0])).sum().backward()
-    assert vectors.grad[1].tolist() == [0.0, 0.0]
-    # (g - (g·e) e) / |x| with g = (1, 2), e = (0.6, 0.8), |x| = 5
-    torch.testing.assert_close(vectors.grad[0], torch.tensor([-0.064, 0.048]))
-
-
-def test_unit_vectors_of_half_precision_are_exact_to_float():
-    unit = unit_vectors(torch.randn(10, 64).bfloat16())
-    assert unit.dtype == torch.float32
-    torch.testing.assert_close(unit.norm(dim=1), torch.ones(10))

@@ -59,16 +59,21 @@ def test_equals_the_definition(iterations, relu, bias):
 def test_gradient_flows_through_the_last_sum_only():
     """With its weights held fixed, the last weighted sum must give the whole gradient."""
     torch.manual_seed(0)
-    mapped = torch.randn(2, 5, 4).double().requires_grad_()
+    bilinear = torch.nn.Linear(4, 4).double()
+    history = torch.randn(2, 5, 4).double().requires_grad_()
     mask, logits = torch.ones(2, 5, dtype=torch.bool), torch.randn(2, 3, 5).double()
     probe = torch.randn(2, 3, 4).double()
-    (route(mapped, mask, logits, 3) * probe).sum().backward()
+    (route(history, mask, logits, bilinear, 3) * probe).sum().backward()
+    found = [history.grad.clone(), bilinear.weight.grad.clone(), bilinear.bias.grad.clone()]
+    bilinear.zero_grad()
+    again = history.detach().requires_grad_()
+    mapped = bilinear(again)
     still = mapped.detach()
     for _ in range(2):
         logits = logits + squash(logits.softmax(1) @ still) @ still.transpose(1, 2)
-    again = still.clone().requires_grad_()
-    (squash(logits.softmax(1) @ again) * probe).sum().backward()
-    torch.testing.assert_close(mapped.grad, again.grad)
+    (squash(logits.softmax(1) @ mapped) * probe).sum().backward()
+    for gradient, tensor in zip(found, (again, bilinear.weight, bilinear.bias), strict=True):
+        torch.testing.assert_close(gradient, tensor.grad)
 
 
 def test_squash_by_hand():

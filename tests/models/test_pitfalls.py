@@ -46,7 +46,7 @@ def test_pitfall_18_large_powers_overflow(readout):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("content", [0.0, 1e4, float("inf")])
+@pytest.mark.parametrize("content", [1.0, -1e4])
 def test_pitfall_19_and_20_padding_row_pollutes_the_user(name, content, make_history):
     torch.manual_seed(0)
     model = build_model(name, 50, 16).eval()

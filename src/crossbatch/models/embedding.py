@@ -25,7 +25,7 @@ class EmbeddingTable(nn.Module):
         dim: Width d of a row.
         sparse: Whether `weight.grad` is a sparse tensor over the rows read. Turn it off for
             optimisers that know dense gradients only, such as `torch.optim.Adam`.
-        padding_row: A row that never receives a gradient.
+        padding_row: A row of zeros that never receives a gradient, so that it stays zero.
 
     Attributes:
         weight: Parameter `[num_rows, d]`.
@@ -45,6 +45,8 @@ class EmbeddingTable(nn.Module):
         self.padding_row = padding_row
         self.before_read = None
         nn.init.xavier_uniform_(self.weight)
+        if padding_row is not None:
+            nn.init.zeros_(self.weight[padding_row])
 
     def forward(self, ids: Tensor) -> Tensor:
         """Rows `[*, d]` of the ids `[*]`."""

@@ -24,15 +24,3 @@ def drop_positions(history: Tensor, rate: float) -> Tensor:
     kept = history * keep
     order = torch.argsort((kept == 0).to(torch.int8), dim=1, stable=True)
     return kept.gather(1, order)
-
-
-def unit_vectors(vectors: Tensor) -> Tensor:
-    """`vectors` `[*, d]` at length 1; zero vectors stay zero and pass no gradient.
-
-    `F.normalize` would hand a zero vector a gradient of 1 / eps.
-    """
-    if vectors.dtype in (torch.bfloat16, torch.float16):
-        vectors = vectors.float()
-    norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    tiny = norm < 1e-8
-    return torch.where(tiny, 0.0, vectors / norm.masked_fill(tiny, 1.0))

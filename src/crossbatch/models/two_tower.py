@@ -14,8 +14,9 @@ from .checks import check_choice, check_share
 from .dense import mlp
 from .embedding import EmbeddingTable
 from .features import FeatureEncoder, FeatureTable
-from .history import drop_positions, unit_vectors
+from .history import drop_positions
 from .item_tower import NO_FEATURES, NOTHING
+from .normalize import unit_vectors
 from .readout import hard_readout
 
 HISTORY_SOURCES = ("id", "item_tower")
@@ -104,15 +105,19 @@ class TwoTower(nn.Module):
     def read_history(self, history: Tensor, mask: Tensor) -> Tensor:
         """Vectors `[B, L, d]` of the items of histories `[B, L]`, zeros where `mask` is False."""
         if self.history == "id":
-            vectors: Tensor = self.item_tower.table(history)  # type: ignore[operator]
-            return vectors.masked_fill(~mask.unsqueeze(-1), 0.0)
+            table = self.item_tower.table
+            vectors: Tensor = table(history)  # type: ignore[operator]
+            # Masking costs more than the lookup; our own tables are zero at padding as they are.
+            clean = isinstance(table, EmbeddingTable) and table.padding_row == 0
+            return vectors if clean else torch.where(mask.unsqueeze(-1), vectors, 0.0)
         if torch.compiler.is_exporting():  # a graph cannot depend on how many items are distinct
             encoded = self.items(history.flatten()).view(*history.shape, -1)
-            return encoded.masked_fill(~mask.unsqueeze(-1), 0.0)
-        distinct, where = torch.unique(history[mask], return_inverse=True)
+            return torch.where(mask.unsqueeze(-1), encoded, 0.0)
+        real = mask.flatten().nonzero().squeeze(1)  # [positions]
+        distinct, where = torch.unique(history.flatten()[real], return_inverse=True)
         encoded = self.items(distinct)[where]  # [positions, d]
-        blank = encoded.new_zeros(*history.shape, encoded.shape[-1])
-        return blank.masked_scatter(mask.unsqueeze(-1), encoded)
+        blank = encoded.new_zeros(history.numel(), encoded.shape[-1])
+        return blank.index_copy(0, real, encoded).view(*history.shape, -1)
 
     def interests(self, vectors: Tensor, mask: Tensor, user_ids: Tensor | None = None) -> Tensor:
         """Interests `[B, K, d]` of history vectors `[B, L, d]`: `users` after the lookup."""
