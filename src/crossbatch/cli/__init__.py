@@ -10,6 +10,7 @@ import sys
 
 import typer
 
+from crossbatch.cli import data, report, train
 from crossbatch.errors import ConfigError, DataError
 
 USER_MISTAKE = 2  # exit code of every error that the user can mend
@@ -20,6 +21,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Two-tower recommenders with cross-batch negatives: from a log file to recommendations.",
 )
+
+for part in (data, train, report):
+    part.register(app)
 
 
 def main() -> None:

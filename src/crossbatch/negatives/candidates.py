@@ -29,10 +29,10 @@ class Candidates:
             and mask mode `"batch"` leaves them alone.
     """
 
-    __slots__ = ("_embeddings", "_item_ids", "_log_q", "cached", "parts")
+    __slots__ = ("_embeddings", "_item_ids", "_log_q", "_summands", "cached")
 
-    parts: tuple[Candidates, ...]
     cached: bool
+    _summands: tuple[Candidates, ...]
     _embeddings: Tensor | None
     _item_ids: Tensor | None
     _log_q: Tensor | None
@@ -60,7 +60,14 @@ class Candidates:
             raise ValueError(f"log_q must be floating point, got {log_q.dtype}")
         self._embeddings, self._item_ids, self._log_q = embeddings, item_ids, log_q
         self.cached = cached
-        self.parts = (self,)
+        self._summands = ()
+
+    @property
+    def parts(self) -> tuple[Candidates, ...]:
+        """The columns this is the sum of; itself if it is none."""
+        # Not stored: a value that refers to itself, and with it the towers' graph, would stay
+        # in memory until the garbage collector comes by.
+        return self._summands or (self,)
 
     @property
     def embeddings(self) -> Tensor:
@@ -98,7 +105,7 @@ class Candidates:
                 "encode both with the same item tower"
             )
         union = object.__new__(Candidates)
-        union.parts = self.parts + other.parts
+        union._summands = self.parts + other.parts
         union.cached = self.cached and other.cached
         union._embeddings = union._item_ids = union._log_q = None
         return union

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.negatives.memory_bank import MemoryBank
+    from crossbatch.negatives.sampler import ItemEncoder
 
-# Mean direction shared by more than this part of the item vectors' length: the tower is collapsing.
-COLLAPSE_ALARM = 0.9
+# Cached rows re-encoded to measure staleness.
+STALENESS_ROWS = 64
 
 
 def diagnose(
@@ -52,13 +53,10 @@ def diagnose(
     with torch.no_grad():
         u, v = users.detach().float(), positives.embeddings.detach().float()
         own = (u * v).sum(dim=1) / temperature - positives.log_q
-        logits, dropped = [], []
-        for part in negatives.parts:
-            logits.append(u @ part.embeddings.float().T / temperature - part.log_q)
-            hit = MASKS[mask](positives.item_ids, part)
-            dropped.append(torch.zeros_like(logits[-1], dtype=torch.bool) if hit is None else hit)
-        masked = torch.cat(dropped, dim=1)
-        scores = torch.cat(logits, dim=1).masked_fill(masked, float("-inf"))
+        row_keys, column_keys = MASKS[mask](positives.item_ids, negatives)
+        masked = row_keys.unsqueeze(1) == column_keys  # [B, N]
+        scores = u @ negatives.embeddings.detach().float().T / temperature - negatives.log_q
+        scores = scores.masked_fill(masked, float("-inf"))
         keep = ~masked.all(dim=1)  # a row without negatives has no softmax over them
         log_p = scores[keep].log_softmax(dim=1)
         p = log_p.exp()
@@ -79,29 +77,39 @@ def diagnose(
         }
 
 
-def diagnose_bank(bank: MemoryBank, positives: Candidates) -> dict[str, float]:
-    """Fill, age and staleness of a bank, the last on items that are in batch and bank at once.
+def diagnose_bank(
+    bank: MemoryBank, positives: Candidates, encode: ItemEncoder | None = None
+) -> dict[str, float]:
+    """Fill, age and staleness of a bank.
+
+    Args:
+        bank: The bank, after the batch was enqueued.
+        positives: The batch that was enqueued last.
+        encode: Item tower, to re-encode a few cached items. Without it, staleness is measured on
+            items that happen to be in the batch and in older rows of the bank.
 
     Returns:
         bank_fill: Written rows.
-        bank_mean_age: Mean number of enqueues since a row was written.
-        bank_staleness: Mean of ‖cached − fresh‖ / ‖fresh‖ over rows older than the newest batch
-            whose item is in `positives`; NaN if there is none.
+        bank_mean_age: Mean number of iterations since a row was written.
+        bank_staleness: Mean of ‖cached − fresh‖ / ‖fresh‖; NaN if nothing could be compared.
     """
     rows, ages = bank.read(), bank.ages()
-    staleness = float("nan")
-    if len(rows):
+    if encode is None:
         match = rows.item_ids.unsqueeze(1) == positives.item_ids  # [M, B]
         match &= (ages > 0).unsqueeze(1)
-        cached, fresh = match.nonzero(as_tuple=True)
-        if cached.numel():
-            now = positives.embeddings.detach().float()[fresh]
-            gap = (rows.embeddings.float()[cached] - now).norm(dim=1)
-            staleness = float((gap / now.norm(dim=1).clamp(min=1e-12)).mean())
+        sample, column = match.nonzero(as_tuple=True)
+        fresh = positives.embeddings.detach()[column]
+    else:
+        spread = torch.linspace(0, len(rows) - 1, min(len(rows), STALENESS_ROWS))
+        sample = spread.long().to(rows.item_ids.device)
+        with torch.no_grad():
+            fresh = encode(rows.item_ids[sample])
+    gap = (rows.embeddings[sample].float() - fresh.float()).norm(dim=1)
+    relative = gap / fresh.float().norm(dim=1).clamp(min=1e-12)
     return {
         "bank_fill": float(len(rows)),
         "bank_mean_age": _mean(ages.float()),
-        "bank_staleness": staleness,
+        "bank_staleness": float(relative.mean()) if relative.numel() else float("nan"),
     }
 
 

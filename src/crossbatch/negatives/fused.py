@@ -1,8 +1,8 @@
-"""`FusedRowLosses`: the sampled softmax with a hand-written gradient, column block by column block.
+"""`FusedRowLosses`: the sampled softmax with a hand-written gradient, span of columns by span.
 
 Why not plain autograd: it would save every logit, compute gradients for cached columns that nobody
 needs, and build a `[B, N]` boolean mask that costs as much as the exponentials. Here one pass over
-the columns keeps a running maximum m, sum s and weighted mean of the columns (as in streaming
+the columns keeps a running maximum m, sum s and weighted sum of the columns (as in streaming
 softmax), which already *is* the user-side gradient:
 
     ∂loss_r/∂u_r = Σ_j p_rj v_j − v_r          p_rj = e^{s'_rj} / Z_r, own positive included
@@ -13,61 +13,65 @@ So a bank costs its two matrix products and its exponentials, and nothing is sav
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from crossbatch.negatives.masks import MASKS
+from crossbatch.negatives.masks import MASKS, drop_matches_
 
 if TYPE_CHECKING:
     from crossbatch.negatives.candidates import Candidates
 
+Vectors = Sequence[Tensor] | Mapping[int, Tensor]  # by number of the part
+
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """What the kernel needs to know of the columns besides their vectors."""
+    """The columns besides their vectors: N of them, in parts, worked through span by span."""
 
-    own_ids: Tensor  # [B]
-    parts: tuple[Candidates, ...]
-    mask: str
+    log_q: tuple[Tensor, ...]  # of each part
+    row_keys: Tensor  # [B]
+    column_keys: Tensor  # [N]
     exclude: Tensor | None  # [B, N]
     chunk_size: int | None
 
-    def chunks(self, part: int) -> list[slice]:
-        num_columns = len(self.parts[part])
-        size = self.chunk_size or max(1, num_columns)
-        return [slice(start, start + size) for start in range(0, num_columns, size)]
+    @property
+    def bounds(self) -> list[range]:
+        """The columns of each part."""
+        stops = accumulate((part.shape[0] for part in self.log_q), initial=0)
+        return [range(start, stop) for start, stop in pairwise(stops)]
 
-    def logits(self, queries: Tensor, part: int, chunk: slice) -> Tensor:
-        """`[B, n]` masked, corrected logits of one block of columns."""
-        columns = self.parts[part]
-        vectors = columns.embeddings.detach()[chunk].to(queries.dtype)
-        correction = columns.log_q[chunk].to(queries.dtype)
-        logits = torch.addmm(correction, queries, vectors.T, beta=-1)
-        self._mask_(logits, part, chunk)
+    def spans(self, columns: range) -> list[range]:
+        """`columns` at once, or `chunk_size` at a time."""
+        size = self.chunk_size or max(1, len(columns))
+        return [columns[start : start + size] for start in range(0, len(columns), size)]
+
+    def pieces(self, span: range) -> list[tuple[int, slice, slice]]:
+        """The parts that a span touches: number of the part, its rows, their place in the span."""
+        found = []
+        for part, own in enumerate(self.bounds):
+            low, high = max(span.start, own.start), min(span.stop, own.stop)
+            if low < high:
+                rows = slice(low - own.start, high - own.start)
+                found.append((part, rows, slice(low - span.start, high - span.start)))
+        return found
+
+    def logits(self, u: Tensor, vectors: Vectors, span: range) -> Tensor:
+        """`[B, n]` corrected logits of a span; −inf where a column is no negative of the row."""
+        logits = u.new_empty(u.shape[0], len(span))
+        for part, rows, place in self.pieces(span):
+            correction, block = self.log_q[part][rows].to(u.dtype), vectors[part][rows].to(u.dtype)
+            torch.addmm(correction, u, block.T, beta=-1, out=logits[:, place])
+        here = slice(span.start, span.stop)
+        drop_matches_(logits, self.row_keys, self.column_keys[here])
         if self.exclude is not None:
-            start = sum(len(earlier) for earlier in self.parts[:part])
-            block = self.exclude[:, start : start + len(columns)][:, chunk]
-            logits.masked_fill_(block, float("-inf"))
+            logits.masked_fill_(self.exclude[:, here], float("-inf"))
         return logits
-
-    def _mask_(self, logits: Tensor, part: int, chunk: slice) -> None:
-        columns = self.parts[part]
-        if self.mask == "none" or logits.device.type != "cpu":
-            dropped = MASKS[self.mask](self.own_ids, columns)
-            if dropped is not None:
-                logits.masked_fill_(dropped[:, chunk], float("-inf"))
-        elif self.mask == "both" or not columns.cached:
-            # Few columns match any row: find those by a sorted search, compare only them.
-            column_ids = columns.item_ids[chunk]
-            sorted_ids = self.own_ids.sort().values
-            nearest = torch.searchsorted(sorted_ids, column_ids).clamp_(max=len(sorted_ids) - 1)
-            matched = (sorted_ids[nearest] == column_ids).nonzero().squeeze(1)
-            rows, hits = (self.own_ids.unsqueeze(1) == column_ids[matched]).nonzero(as_tuple=True)
-            logits[rows, matched[hits]] = float("-inf")
 
 
 class FusedRowLosses(torch.autograd.Function):
@@ -83,12 +87,14 @@ class FusedRowLosses(torch.autograd.Function):
         chunk_size: int | None,
     ) -> Tensor:
         """Apply the function to candidates; see `sampled_softmax_loss` for the arguments."""
-        columns = _Columns(positives.item_ids, negatives.parts, mask, exclude, chunk_size)
+        row_keys, column_keys = MASKS[mask](positives.item_ids, negatives)
+        log_q = tuple(part.log_q.detach() for part in negatives.parts)
+        columns = _Columns(log_q, row_keys, column_keys, exclude, chunk_size)
         vectors = [
             part.embeddings.detach() if part.cached else part.embeddings for part in negatives.parts
         ]
         rows: Tensor = FusedRowLosses.apply(  # type: ignore[no-untyped-call]
-            columns, queries, positives.log_q, positives.embeddings, *vectors
+            columns, queries, positives.log_q.detach(), positives.embeddings, *vectors
         )
         return rows
 
@@ -101,63 +107,62 @@ class FusedRowLosses(torch.autograd.Function):
         own_vectors: Tensor,
         *vectors: Tensor,
     ) -> Tensor:
-        """One streaming pass over the column blocks."""
-        ctx.dtypes = [tensor.dtype for tensor in (queries, own_vectors, *vectors)]
+        """One streaming pass over the columns."""
         dtype = torch.promote_types(queries.dtype, torch.float32)
         with torch.autocast(queries.device.type, enabled=False):
             u, own = queries.to(dtype), own_vectors.to(dtype)
             own_logit = (u * own).sum(dim=1) - own_log_q.to(dtype)  # [B]
             peak, total = own_logit, torch.ones_like(own_logit)  # m and s, [B]
             mean = own.clone()  # Σ_j e^{s'_j − m} v_j, [B, d]
-            kept: list[tuple[int, Tensor, Tensor]] = []
-            for part, vector in enumerate(vectors):
-                for chunk in columns.chunks(part):
-                    logits = columns.logits(u, part, chunk)
-                    new_peak = torch.maximum(peak, logits.amax(dim=1))
-                    shrink = (peak - new_peak).exp_()
-                    weights = logits.sub_(new_peak.unsqueeze(1)).exp_()  # [B, n]
-                    total = total * shrink + weights.sum(dim=1)
-                    mean = torch.addmm(mean * shrink.unsqueeze(1), weights, vector[chunk].to(dtype))
-                    peak = new_peak
-                    if columns.chunk_size is None and ctx.needs_input_grad[4 + part]:
-                        kept.append((part, weights, new_peak))
-            log_total = total.log() + peak  # log Z, [B]
-            user_gradient = mean / total.unsqueeze(1) - own
+            weights = u.new_empty(u.shape[0], 0)
+            for span in columns.spans(range(columns.column_keys.shape[0])):
+                logits = columns.logits(u, vectors, span)
+                new_peak = torch.maximum(peak, logits.amax(dim=1))
+                shrink = (peak - new_peak).exp_()
+                weights = logits.sub_(new_peak.unsqueeze(1)).exp_()  # [B, n]
+                total = total * shrink + weights.sum(dim=1)
+                mean *= shrink.unsqueeze(1)
+                for part, rows, place in columns.pieces(span):
+                    mean.addmm_(weights[:, place], vectors[part][rows].to(dtype))
+                peak = new_peak
+            losses = total.log() + (peak - own_logit)  # a small loss survives large logits
+            mean /= total.unsqueeze(1)
         ctx.columns = columns
-        ctx.kept_parts = [part for part, _, _ in kept]
-        ctx.save_for_backward(
-            u, own_logit, log_total, user_gradient, *[t for _, w, p in kept for t in (w, p)]
-        )
-        return log_total - own_logit
+        ctx.live = [part for part in range(len(vectors)) if ctx.needs_input_grad[4 + part]]
+        if columns.chunk_size is None:  # one span, so these weights are all there are
+            bounds = columns.bounds
+            places = [slice(bounds[part].start, bounds[part].stop) for part in ctx.live]
+            kept = [weights[:, place] / total.unsqueeze(1) for place in places]  # p, [B, n]
+        else:
+            kept = [vectors[part] for part in ctx.live]
+        ctx.save_for_backward(u, losses, losses + own_logit, mean - own, *kept)
+        return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the queries, the positives and the columns that carry one."""
-        u, own_logit, log_total, user_gradient, *kept = ctx.saved_tensors
-        weights = dict(zip(ctx.kept_parts, zip(kept[::2], kept[1::2], strict=True), strict=True))
-        query_dtype, own_dtype, *dtypes = ctx.dtypes
+        u, losses, log_total, user_gradient, *kept = ctx.saved_tensors
+        columns: _Columns = ctx.columns
+        grads: list[Tensor | None] = [None] * len(columns.log_q)
         with torch.autocast(u.device.type, enabled=False):
-            grad_u = grad.unsqueeze(1) * user_gradient
-            own_weight = grad * torch.expm1(own_logit - log_total)  # g (p_own − 1)
-            grad_own = own_weight.unsqueeze(1) * u
-            grads: list[Tensor | None] = []
-            for part, dtype in enumerate(dtypes):
-                if not ctx.needs_input_grad[4 + part]:
-                    grads.append(None)
-                elif part in weights:
-                    block, peak = weights[part]
-                    scaled = u * (grad * (peak - log_total).exp()).unsqueeze(1)
-                    grads.append((block.T @ scaled).to(dtype))
+            pull = u * grad.unsqueeze(1)  # [B, d]
+            for part, saved in zip(ctx.live, kept, strict=True):
+                if columns.chunk_size is None:
+                    grads[part] = saved.T @ pull
                 else:
-                    grads.append(_recomputed(ctx.columns, part, u, grad, log_total).to(dtype))
-        return None, grad_u.to(query_dtype), None, grad_own.to(own_dtype), *grads
+                    grads[part] = _recomputed(columns, part, saved, u, log_total, pull)
+            grad_own = pull * torch.expm1(-losses).unsqueeze(1)  # p_own − 1 = e^{−loss} − 1
+            return None, grad.unsqueeze(1) * user_gradient, None, grad_own, *grads
 
 
-def _recomputed(columns: _Columns, part: int, u: Tensor, grad: Tensor, log_total: Tensor) -> Tensor:
+def _recomputed(
+    columns: _Columns, part: int, vectors: Tensor, u: Tensor, log_total: Tensor, pull: Tensor
+) -> Tensor:
     """`[n, d]` gradient of a part's vectors without having kept its probabilities."""
-    blocks = []
-    for chunk in columns.chunks(part):
-        probability = (columns.logits(u, part, chunk) - log_total.unsqueeze(1)).exp_()
-        blocks.append(probability.T @ (u * grad.unsqueeze(1)))
-    return torch.cat(blocks) if blocks else u.new_zeros(0, u.shape[1])
+    gradient = u.new_empty(vectors.shape)
+    for span in columns.spans(columns.bounds[part]):
+        ((_, rows, _),) = columns.pieces(span)
+        logits = columns.logits(u, {part: vectors}, span)
+        gradient[rows] = logits.sub_(log_total.unsqueeze(1)).exp_().T @ pull
+    return gradient

@@ -66,16 +66,30 @@ def sampled_softmax_loss(
         Scalar, or `[B]` for `reduction="none"`.
     """
     _check(users, positives, negatives, reduction, mask, exclude, chunk_size, temperature)
-    queries = users / temperature  # [B, d]
-    if torch.compiler.is_compiling():
+    # Upcast first: the quotient of a 16-bit vector would be rounded again, or overflow.
+    queries = users.to(torch.promote_types(users.dtype, torch.float32)) / temperature  # [B, d]
+    if torch.compiler.is_compiling() and chunk_size is None:
         rows = row_losses(queries, positives, negatives, mask=mask, exclude=exclude)
     else:
-        rows = FusedRowLosses.run(queries, positives, negatives, mask, exclude, chunk_size)
-        if not bool(torch.isfinite(rows.detach()).all()):
-            raise NonFiniteLossError(_blame(users, positives, negatives, temperature))
+        rows = _fused_rows(queries, positives, negatives, mask, exclude, chunk_size)
     if reduction == "mean":
         return rows.mean()
     return rows.sum() if reduction == "sum" else rows
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _fused_rows(
+    queries: Tensor,
+    positives: Candidates,
+    negatives: Candidates,
+    mask: str,
+    exclude: Tensor | None,
+    chunk_size: int | None,
+) -> Tensor:
+    rows = FusedRowLosses.run(queries, positives, negatives, mask, exclude, chunk_size)
+    if not bool(torch.isfinite(rows.detach()).all()):
+        raise NonFiniteLossError(_blame(queries, positives, negatives))
+    return rows
 
 
 def row_losses(
@@ -95,17 +109,16 @@ def row_losses(
     with torch.autocast(users.device.type, enabled=False):
         u = users.to(dtype)
         own = (u * positives.embeddings.to(dtype)).sum(dim=1) - positives.log_q  # [B]
-        blocks = [own.unsqueeze(1)]
-        start = 0
-        for part in negatives.parts:
-            logits = u @ part.embeddings.to(dtype).T - part.log_q  # [B, n]
-            dropped = MASKS[mask](positives.item_ids, part)
-            if exclude is not None:
-                more = exclude[:, start : start + len(part)]
-                dropped = more if dropped is None else dropped | more
-            start += len(part)
-            blocks.append(logits if dropped is None else logits.masked_fill(dropped, float("-inf")))
-        return torch.cat(blocks, dim=1).logsumexp(dim=1) - own
+        vectors = [
+            part.embeddings.detach() if part.cached else part.embeddings for part in negatives.parts
+        ]
+        logits = torch.cat([u @ block.to(dtype).T for block in vectors], dim=1) - negatives.log_q
+        row_keys, column_keys = MASKS[mask](positives.item_ids, negatives)
+        dropped = row_keys.unsqueeze(1) == column_keys  # [B, N]
+        if exclude is not None:
+            dropped = dropped | exclude
+        logits = logits.masked_fill(dropped, float("-inf"))
+        return torch.cat([own.unsqueeze(1), logits], dim=1).logsumexp(dim=1) - own
 
 
 def _check(
@@ -152,12 +165,10 @@ def _check(
             )
 
 
-def _blame(
-    users: Tensor, positives: Candidates, negatives: Candidates, temperature: float | Tensor
-) -> str:
+def _blame(queries: Tensor, positives: Candidates, negatives: Candidates) -> str:
     """Name the argument that made the loss non-finite."""
     named = {
-        "users": users,
+        "users": queries,
         "positives.embeddings": positives.embeddings,
         "positives.log_q": positives.log_q,
         "negatives.embeddings": negatives.embeddings,
@@ -170,8 +181,8 @@ def _blame(
                 f"{name} hold {broken} values that are not finite, so the loss is not either; "
                 "lower the learning rate or look at the inputs of this batch"
             )
-    largest = float(users.detach().abs().max())
+    largest = float(queries.detach().abs().max())
     return (
-        f"the logits overflow (largest user coordinate {largest:.3g}, temperature "
-        f"{float(temperature):.3g}); lower the learning rate or raise the temperature"
+        f"the logits overflow (largest user coordinate over temperature {largest:.3g}); "
+        "lower the learning rate or raise the temperature"
     )

@@ -1,7 +1,8 @@
 """Which columns are no negatives of a row: copies of its positive, and the user's other positives.
 
 The set difference of Eqs. 3 and 9 is a comparison of ids, so it covers repeats in the batch,
-copies in the bank and columns from other machines alike.
+copies in the bank and columns from other machines alike. A mode of `MASKS` gives every row and
+every column a key; a column is left out of the rows whose key it carries.
 """
 
 from __future__ import annotations
@@ -16,29 +17,57 @@ if TYPE_CHECKING:
 
     from crossbatch.negatives.candidates import Candidates
 
+Keys = tuple[Tensor, Tensor]  # of the rows [B] and of the columns [N]
 
-def same_id(own_ids: Tensor, part: Candidates) -> Tensor:
-    """`[B, n]` True where a column carries the row's own positive id."""
-    return own_ids.unsqueeze(1) == part.item_ids
+_NOBODY = torch.iinfo(torch.int64).min  # key of a column that every row keeps
 
 
-def same_id_unless_cached(own_ids: Tensor, part: Candidates) -> Tensor | None:
+def same_id(own_ids: Tensor, columns: Candidates) -> Keys:
+    """Leave out every column that carries the row's own positive id."""
+    return own_ids, columns.item_ids
+
+
+def same_id_unless_cached(own_ids: Tensor, columns: Candidates) -> Keys:
     """As `same_id`, but copies of the positive in the bank stay negatives."""
-    return None if part.cached else same_id(own_ids, part)
+    keys = [
+        torch.full_like(part.item_ids, _NOBODY) if part.cached else part.item_ids
+        for part in columns.parts
+    ]
+    return own_ids, torch.cat(keys)
 
 
-def own_column(own_ids: Tensor, part: Candidates) -> Tensor | None:
-    """`[B, n]` True on the diagonal if the part is the batch itself, in the order of the rows."""
-    if part.cached or not torch.equal(part.item_ids[: own_ids.shape[0]], own_ids):
-        return None
-    return torch.eye(own_ids.shape[0], len(part), dtype=torch.bool, device=own_ids.device)
+def own_column(own_ids: Tensor, columns: Candidates) -> Keys:
+    """Leave out row r's column r alone, of the part that is the batch in the order of the rows."""
+    B = own_ids.shape[0]
+    rows = torch.arange(B, device=own_ids.device)
+    keys = []
+    for part in columns.parts:
+        key = torch.full_like(part.item_ids, _NOBODY)
+        if not part.cached and torch.equal(part.item_ids[:B], own_ids):
+            key[:B] = rows
+        keys.append(key)
+    return rows, torch.cat(keys)
 
 
-MASKS: dict[str, Callable[[Tensor, Candidates], Tensor | None]] = {
+MASKS: dict[str, Callable[[Tensor, Candidates], Keys]] = {
     "both": same_id,
     "batch": same_id_unless_cached,
     "none": own_column,
 }
+
+
+def drop_matches_(logits: Tensor, row_keys: Tensor, column_keys: Tensor) -> Tensor:
+    """Set `logits` `[B, n]` to −inf, in place, where a column carries the row's key."""
+    if logits.device.type != "cpu":
+        return logits.masked_fill_(row_keys.unsqueeze(1) == column_keys, float("-inf"))
+    # A dense comparison costs as much as the exponentials. Few columns match any row: find those
+    # by a sorted search and compare only them.
+    sorted_keys = row_keys.sort().values
+    nearest = torch.searchsorted(sorted_keys, column_keys).clamp_(max=len(sorted_keys) - 1)
+    matched = (sorted_keys[nearest] == column_keys).nonzero().squeeze(1)
+    rows, hits = (row_keys.unsqueeze(1) == column_keys[matched]).nonzero(as_tuple=True)
+    logits[rows, matched[hits]] = float("-inf")
+    return logits
 
 
 def known_positives_mask(known_ids: Tensor, column_ids: Tensor) -> Tensor:
@@ -47,12 +76,17 @@ def known_positives_mask(known_ids: Tensor, column_ids: Tensor) -> Tensor:
     A sorted join: no `[B, N, P]` tensor is made.
 
     Args:
-        known_ids: `[B, P]` item ids each user interacted with; pad with -1.
+        known_ids: `[B, P]` int64 item ids each user interacted with; pad with -1.
         column_ids: `[N]` ids of the candidate columns.
 
     Returns:
         `[B, N]` bool for the `exclude` argument of the loss.
     """
+    if known_ids.dim() != 2 or known_ids.dtype != torch.int64:
+        raise ValueError(
+            "known positives must be int64 of shape [B, P], got "
+            f"{known_ids.dtype} of shape {list(known_ids.shape)}; pad shorter rows with -1"
+        )
     B, N = known_ids.shape[0], column_ids.shape[0]
     sorted_ids, order = column_ids.sort()
     first = torch.searchsorted(sorted_ids, known_ids)  # [B, P]

@@ -1,0 +1,276 @@
+"""A recipe: the TOML file that says what to train, strict about every key.
+
+    recipe = Recipe.load(Path("recipes/demo.toml"), overrides=["train.seed=1"])
+
+Sections whose `name` picks a class (`[sampler]`, `[model]`) hand their other keys to its
+constructor: the constructor's arguments *are* the schema, so an option is declared once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+
+from crossbatch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """`[model]`: which towers; `[model.tower]` and `[model.item]` hold their own options.
+
+    Attributes:
+        name: A key of `MODELS`.
+        dim: Dimension d of all vectors.
+        history: `"id"` (tied id table) or `"item_tower"`.
+        normalize: Whether vectors are L2-normalised.
+        history_dropout: Share of history items forgotten at random in training.
+        item_features: Names of the content features to use; `["*"]` for all that the data has.
+        user_features: Likewise for users.
+        tower: Options of the user tower.
+        item: Options of `ItemTower`.
+    """
+
+    name: str = "youtube_dnn"
+    dim: int = 64
+    history: str = "id"
+    normalize: bool = False
+    history_dropout: float = 0.0
+    item_features: tuple[str, ...] = ("*",)
+    user_features: tuple[str, ...] = ("*",)
+    tower: dict[str, Any] = field(default_factory=dict)
+    item: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LossConfig:
+    """`[loss]`: the softmax around the sampler's columns.
+
+    Attributes:
+        temperature: Divides the scores.
+        learn_temperature: Whether the temperature is a parameter that starts there.
+        q: Estimate behind log q: `"sampler_law"` (what in-batch positives really follow),
+            `"frequency"` (raw item counts) or `"none"`.
+        mask: `"both"`, `"batch"` or `"none"`; see `sampled_softmax_loss`.
+        mask_history: Whether items of a row's own history are no negatives of it.
+        l2: Weight of the mean squared length of the batch's user and item vectors.
+        chunk_size: Columns per block of the softmax; 0 for all at once.
+    """
+
+    temperature: float = 1.0
+    learn_temperature: bool = False
+    q: str = "sampler_law"
+    mask: str = "both"
+    mask_history: bool = False
+    l2: float = 0.0
+    chunk_size: int = 0
+
+    def __post_init__(self) -> None:
+        _positive("loss.temperature", self.temperature)
+        _one_of("loss.q", self.q, ("sampler_law", "frequency", "none"))
+        _one_of("loss.mask", self.mask, ("both", "batch", "none"))
+        _not_negative("loss.l2", self.l2)
+        _not_negative("loss.chunk_size", self.chunk_size)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """`[train]`: optimiser, length, evaluation, early stopping.
+
+    Attributes:
+        batch_size: Rows per batch B.
+        history_length: Most recent items that describe a user, L.
+        lr: Learning rate.
+        schedule: `"constant"`, `"cosine"` or `"exponential"` over `max_steps`.
+        adam: `"dense"` moves every row at every step, as `torch.optim.Adam` does; `"lazy"` moves
+            only the rows of the batch. Both cost the rows of the batch.
+        weight_decay: Decoupled decay of what the batch touched.
+        accumulate: Batches per optimiser step.
+        precision: `"float32"`, or `"bfloat16"` for autocast.
+        max_steps: Longest training, in batches.
+        eval_every: Batches between evaluations on the validation users.
+        eval_users: Validation users per evaluation during training; 0 for all.
+        patience: Evaluations without improvement before stopping.
+        patience_from_warmup: Whether misses count only after the sampler's warm-up.
+        metric: Validation metric that decides.
+        seed: Of initialisation, batches and sampling.
+        log_every: Batches between journal lines with diagnostics.
+        keep_checkpoints: Newest checkpoints kept for `--resume`.
+        threads: CPU threads; 0 lets torch decide.
+        device: `"auto"`, `"cpu"` or `"cuda"`.
+    """
+
+    batch_size: int = 128
+    history_length: int = 20
+    lr: float = 0.001
+    schedule: str = "constant"
+    adam: str = "dense"
+    weight_decay: float = 0.0
+    accumulate: int = 1
+    precision: str = "float32"
+    max_steps: int = 1_000_000
+    eval_every: int = 1000
+    eval_users: int = 0
+    patience: int = 20
+    patience_from_warmup: bool = True
+    metric: str = "recall@50"
+    seed: int = 0
+    log_every: int = 100
+    keep_checkpoints: int = 2
+    threads: int = 0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "history_length", "accumulate", "max_steps", "eval_every"):
+            _positive(f"train.{name}", getattr(self, name))
+        for name in ("log_every", "keep_checkpoints", "lr"):
+            _positive(f"train.{name}", getattr(self, name))
+        for name in ("weight_decay", "eval_users", "patience", "threads", "seed"):
+            _not_negative(f"train.{name}", getattr(self, name))
+        if self.eval_every % self.accumulate:
+            raise ConfigError(
+                f"train.eval_every must be a multiple of train.accumulate={self.accumulate}, "
+                f"got {self.eval_every}"
+            )
+        _one_of("train.schedule", self.schedule, ("constant", "cosine", "exponential"))
+        _one_of("train.adam", self.adam, ("dense", "lazy"))
+        _one_of("train.precision", self.precision, ("float32", "bfloat16"))
+        _one_of("train.device", self.device, ("auto", "cpu", "cuda"))
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All of a run but its data."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    sampler: dict[str, Any] = field(default_factory=lambda: {"name": "cross_batch"})
+    loss: LossConfig = field(default_factory=LossConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    @classmethod
+    def load(cls, path: Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+        """Read a TOML file and apply `section.key=value` overrides."""
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"recipe {path} cannot be read: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"recipe {path} is not TOML: {error}") from None
+        for override in overrides:
+            _apply_override(document, override)
+        return cls.from_dict(document)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Recipe:
+        """Build from plain dictionaries, as TOML or `config.json` gives them."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        for section, content in document.items():
+            if section not in known:
+                raise ConfigError(f"unknown section [{section}]{_nearest(section, known)}")
+            if not isinstance(content, Mapping):
+                raise ConfigError(f"[{section}] must be a table of keys, got {content!r}")
+        sampler = dict(document.get("sampler", {"name": "cross_batch"}))
+        if not isinstance(sampler.get("name"), str):
+            raise ConfigError('[sampler] needs a name, such as name = "cross_batch"')
+        return cls(
+            model=_section(ModelConfig, "model", document),
+            sampler=sampler,
+            loss=_section(LossConfig, "loss", document),
+            train=_section(TrainConfig, "train", document),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionaries, every default filled in."""
+        return dataclasses.asdict(self)
+
+
+def build(
+    table: Mapping[str, Callable[..., T]], section: str, options: Mapping[str, Any], *context: Any
+) -> T:
+    """Make what `options["name"]` names: `[sampler] name = "cross_batch"` and its other keys."""
+    name = options.get("name", "")
+    if name not in table:
+        raise ConfigError(f"unknown {section}.name {name!r}{_nearest(str(name), table)}")
+    arguments = {key: value for key, value in options.items() if key != "name"}
+    check_options(table[name], section, arguments)
+    try:
+        return table[name](*context, **arguments)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"[{section}] {error}") from error
+
+
+def check_options(make: Callable[..., Any], section: str, options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a key that `make` has no keyword for."""
+    parameters = inspect.signature(make).parameters.values()
+    known = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"unknown key {section}.{key}{_nearest(key, known)}")
+
+
+def _section(kind: type[T], name: str, document: Mapping[str, Any]) -> T:
+    content = dict(document.get(name, {}))
+    hints = get_type_hints(kind)
+    for key, value in content.items():
+        if key not in hints:
+            raise ConfigError(f"unknown key {name}.{key}{_nearest(key, hints)}")
+        content[key] = _converted(f"{name}.{key}", value, hints[key])
+    return kind(**content)
+
+
+def _converted(key: str, value: Any, hint: Any) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if get_args(hint)[:1] == (str,) and isinstance(value, (list, tuple)):
+        if not all(isinstance(entry, str) for entry in value):
+            raise ConfigError(f"{key} must be a list of strings, got {value!r}")
+        return tuple(value)
+    plain = dict if get_args(hint)[-1:] == (Any,) else hint
+    if not isinstance(value, plain) or (plain is not bool and isinstance(value, bool)):
+        raise ConfigError(f"{key} must be of type {plain.__name__}, got {value!r}")
+    return value
+
+
+def _apply_override(document: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not separator or len(keys) < 2:
+        raise ConfigError(f"--set needs section.key=value, got {override!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    for key in keys[:-1]:
+        document = document.setdefault(key, {})
+        if not isinstance(document, dict):
+            raise ConfigError(f"--set {override!r}: {key!r} is no section")
+    document[keys[-1]] = value
+
+
+def _nearest(word: str, known: Any) -> str:
+    near = get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+
+
+def _positive(key: str, value: float) -> None:
+    if not value > 0:
+        raise ConfigError(f"{key} must be positive, got {value}")
+
+
+def _not_negative(key: str, value: float) -> None:
+    if not value >= 0:
+        raise ConfigError(f"{key} must be 0 or more, got {value}")
+
+
+def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{key} must be one of {', '.join(choices)}, got {value!r}")

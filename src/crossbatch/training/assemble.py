@@ -1,0 +1,139 @@
+"""From a recipe and a dataset to a model, a sampler and a trainer."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from crossbatch.config import Recipe, build, check_options
+from crossbatch.errors import ConfigError
+from crossbatch.models import MODELS, FeatureTable, ItemTower, TwoTower
+from crossbatch.negatives import SAMPLERS, Corpus, NegativeSampler, no_correction
+from crossbatch.training.optimizer import Adam
+from crossbatch.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from crossbatch.data import Dataset, Feature
+
+
+def resolve(recipe: Recipe, dataset: Dataset) -> Recipe:
+    """Fill in what depends on the data: the sampler's warm-up, unless the recipe says it.
+
+    One pass over the training samples, which is what the paper's 40,000 iterations are.
+    """
+    sampler = dict(recipe.sampler)
+    if sampler["name"] == "cross_batch" and "warmup_steps" not in sampler:
+        sampler["warmup_steps"] = math.ceil(dataset.eligible_samples / recipe.train.batch_size)
+    return Recipe(recipe.model, sampler, recipe.loss, recipe.train)
+
+
+def build_towers(recipe: Recipe, dataset: Dataset) -> TwoTower:
+    """The two towers that `[model]` describes, over the dataset's features."""
+    config = recipe.model
+    check_options(ItemTower, "model.item", config.item)
+    try:
+        item_tower = ItemTower(
+            dataset.num_items,
+            config.dim,
+            features=_chosen("model.item_features", config.item_features, dataset.item_features),
+            **config.item,
+        )
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"[model.item] {error}") from error
+    user_tower = build(MODELS, "model", {"name": config.name} | config.tower, config.dim)
+    try:
+        return TwoTower(
+            item_tower,
+            user_tower,
+            history=config.history,
+            user_features=_chosen(
+                "model.user_features", config.user_features, dataset.user_features
+            ),
+            normalize=config.normalize,
+            history_dropout=config.history_dropout,
+        )
+    except ValueError as error:
+        raise ConfigError(f"[model] {error}") from error
+
+
+def build_sampler(recipe: Recipe, dataset: Dataset) -> NegativeSampler:
+    """The sampler that `[sampler]` names, with the estimate of q that `[loss]` asks for."""
+    estimates = {
+        "sampler_law": lambda: torch.from_numpy(np.array(dataset.sampler_law)),
+        "frequency": lambda: torch.from_numpy(np.array(dataset.item_counts)),
+        "none": lambda: no_correction(dataset.num_items),
+    }
+    corpus = Corpus(estimates[recipe.loss.q](), recipe.model.dim)
+    return build(SAMPLERS, "sampler", recipe.sampler, corpus)
+
+
+def build_trainer(
+    recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = None
+) -> Trainer:
+    """Everything that a training step needs, on the recipe's device.
+
+    Args:
+        recipe: Resolved recipe.
+        dataset: What to train on.
+        model: Towers of the caller's own instead of the recipe's; see `TwoTowerModel`.
+    """
+    train = recipe.train
+    device = pick_device(train.device)
+    torch.manual_seed(train.seed)
+    towers: Any = (build_towers(recipe, dataset) if model is None else model).to(device)
+    sampler = build_sampler(recipe, dataset).to(device)
+    log_temperature = torch.tensor(math.log(recipe.loss.temperature), device=device)
+    if recipe.loss.learn_temperature:
+        log_temperature = torch.nn.Parameter(log_temperature)
+    optimizer = Adam(
+        towers,
+        lr=train.lr,
+        schedule=train.schedule,
+        total_steps=max(1, train.max_steps // train.accumulate),
+        semantics=train.adam,
+        weight_decay=train.weight_decay,
+        extra=[log_temperature] if isinstance(log_temperature, torch.nn.Parameter) else [],
+    )
+    return Trainer(
+        towers,
+        sampler,
+        optimizer,
+        log_temperature=log_temperature,
+        mask=recipe.loss.mask,
+        mask_history=recipe.loss.mask_history,
+        l2=recipe.loss.l2,
+        accumulate=train.accumulate,
+        autocast=torch.bfloat16 if train.precision == "bfloat16" else None,
+        chunk_size=recipe.loss.chunk_size or None,
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that `train.device` means here."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError('train.device is "cuda", but torch sees no GPU; use "auto" or "cpu"')
+    return torch.device(name)
+
+
+def _chosen(
+    key: str, wanted: tuple[str, ...], features: Mapping[str, Feature]
+) -> dict[str, FeatureTable]:
+    names = list(features) if wanted == ("*",) else list(wanted)
+    for name in names:
+        if name not in features:
+            known = ", ".join(features) or "none"
+            raise ConfigError(f"{key} names {name!r}, but the dataset has: {known}")
+    return {name: _feature_table(features[name]) for name in names}
+
+
+def _feature_table(feature: Feature) -> FeatureTable:
+    return FeatureTable.from_arrays(
+        feature.kind, feature.values, feature.offsets, feature.num_values
+    )

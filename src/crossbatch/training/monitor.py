@@ -1,0 +1,140 @@
+"""`Monitor`: turns steps into journal lines, and numbers that predict harm into plain warnings."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from crossbatch.negatives import CrossBatchSampler, diagnose, diagnose_bank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from crossbatch.training.trainer import StepRecord, Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A diagnostic beyond a threshold, and what to do about it."""
+
+    key: str
+    above: bool
+    threshold: float
+    message: str
+
+    def rings(self, diagnostics: dict[str, float]) -> bool:
+        """Whether the value is on the wrong side; NaN never is."""
+        value = diagnostics.get(self.key, float("nan"))
+        return value > self.threshold if self.above else value < self.threshold
+
+
+ALARMS = (
+    Alarm(
+        "mean_direction_share",
+        True,
+        0.9,
+        "the item vectors are collapsing into one direction: set sampler.item_gradient to "
+        '"balanced", or sampler.capacity to 0',
+    ),
+    Alarm(
+        "bank_staleness",
+        True,
+        0.5,
+        "the bank's vectors are far from what the item tower gives now: lengthen "
+        "sampler.warmup_steps or lower sampler.capacity",
+    ),
+    Alarm(
+        "masked_share",
+        True,
+        0.1,
+        "over a tenth of the negatives are copies of the row's own positive: the bank is large "
+        "for this catalogue; lower sampler.capacity, or use the uniform sampler",
+    ),
+    Alarm(
+        "gradient_ratio",
+        False,
+        0.02,
+        "the item tower gets hardly any gradient: set sampler.item_gradient to "
+        '"balanced", or lower sampler.capacity',
+    ),
+)
+
+
+@dataclass(slots=True)
+class Monitor:
+    """Averages losses, times training without its evaluations, measures every `every` steps.
+
+    Attributes:
+        trainer: Whose steps are watched.
+        every: Steps between journal lines.
+        write: Called with event name, step and fields.
+        seconds: Training time so far, evaluations and earlier sittings included as told.
+    """
+
+    trainer: Trainer
+    every: int
+    write: Callable[..., None]
+    seconds: float = 0.0
+    warned: set[str] = field(default_factory=set)
+    _losses: list[Tensor] = field(default_factory=list)
+    _columns: int = 0
+    _mark: float = field(default_factory=time.perf_counter)
+
+    def pause(self) -> None:
+        """Stop the clock: what comes is not training."""
+        self.seconds += time.perf_counter() - self._mark
+
+    def go_on(self) -> None:
+        """Start the clock again."""
+        self._mark = time.perf_counter()
+
+    def __call__(self, record: StepRecord) -> None:
+        """Take note of a step."""
+        self._losses.append(record.loss)
+        self._columns += len(record.negatives) * record.users.shape[0]
+        if record.step % self.every == 0:
+            before = self.seconds
+            self.pause()
+            self._report(record, self.seconds - before)
+            self.go_on()
+
+    def _report(self, record: StepRecord, elapsed: float) -> None:
+        diagnostics = self.measure(record)
+        elapsed = max(elapsed, 1e-9)
+        self.write(
+            "train",
+            record.step,
+            seconds=round(self.seconds, 4),
+            loss=sum(float(loss) for loss in self._losses) / len(self._losses),
+            steps_per_second=len(self._losses) / elapsed,
+            negatives_per_second=self._columns / elapsed,
+            lr=record.lr,
+            diagnostics=diagnostics,
+        )
+        self._losses, self._columns = [], 0
+        for alarm in ALARMS:
+            if alarm.key not in self.warned and alarm.rings(diagnostics):
+                self.warned.add(alarm.key)
+                value = diagnostics[alarm.key]
+                self.write(
+                    "warning", record.step, message=f"{alarm.key} is {value:.3g}: {alarm.message}"
+                )
+
+    def measure(self, record: StepRecord) -> dict[str, float]:
+        """The diagnostics of one step."""
+        trainer = self.trainer
+        diagnostics = diagnose(
+            record.users,
+            record.positives,
+            record.negatives,
+            temperature=float(trainer.temperature),
+            mask=trainer.mask,
+        )
+        if isinstance(trainer.sampler, CrossBatchSampler) and len(trainer.sampler.bank):
+            diagnostics |= diagnose_bank(
+                trainer.sampler.bank, record.positives, trainer.model.items
+            )
+        return diagnostics

@@ -1,0 +1,116 @@
+"""`Adam` for a whole model: row-wise on embedding tables, torch's own on everything else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from crossbatch.models import EmbeddingTable
+from crossbatch.training.row_adam import RowAdam
+from crossbatch.training.schedules import SCHEDULES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Adam:
+    """Adam with the paper's settings at the cost of what a batch touches.
+
+    Args:
+        model: Its `EmbeddingTable`s are updated row by row, its other parameters by torch.
+        lr: Base learning rate.
+        schedule: A key of `SCHEDULES`.
+        total_steps: Length of the schedule, in optimiser steps.
+        semantics: `"dense"` or `"lazy"`; see `RowAdam`.
+        weight_decay: Decoupled decay of dense parameters and touched rows.
+        extra: Further parameters, such as a learned temperature, which never decay.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: float = 0.001,
+        schedule: str = "constant",
+        total_steps: int = 1_000_000,
+        semantics: str = "dense",
+        weight_decay: float = 0.0,
+        extra: Iterable[nn.Parameter] = (),
+    ) -> None:
+        curve = SCHEDULES[schedule]
+
+        def rate(step: Tensor) -> Tensor:
+            return curve(lr, step, total_steps)
+
+        self.rate = rate
+        self.steps = 0
+        tables = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, EmbeddingTable) and module.sparse
+        }
+        self.tables = {
+            name: RowAdam(table, rate, semantics=semantics, weight_decay=weight_decay)
+            for name, table in tables.items()
+        }
+        by_rows = {id(table.weight) for table in tables.values()}
+        decayed = [p for p in model.parameters() if id(p) not in by_rows]
+        groups = [
+            {"params": decayed, "weight_decay": weight_decay},
+            {"params": list(extra), "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        self.dense = torch.optim.AdamW(groups, lr=lr) if groups else None
+
+    def step(self) -> float:
+        """Update everything that has a gradient, clear the gradients, return the rate used."""
+        self.steps += 1
+        lr = float(self.rate(torch.tensor(float(self.steps), dtype=torch.float64)))
+        if self.dense is not None:
+            for group in self.dense.param_groups:
+                group["lr"] = lr
+            self.dense.step()
+            self.dense.zero_grad(set_to_none=True)
+        for table in self.tables.values():
+            table.step()
+        return lr
+
+    def flush(self) -> None:
+        """Bring rows that dense semantics left behind up to date; before anyone else reads them."""
+        for table in self.tables.values():
+            table.flush()
+
+    def state(self) -> dict[str, Tensor]:
+        """All state as a flat dictionary of tensors."""
+        state = {"steps": torch.tensor(self.steps)}
+        for name, table in self.tables.items():
+            state |= {f"table.{name}.{key}": value for key, value in table.state_dict().items()}
+        if self.dense is not None:
+            for index, moments in self.dense.state_dict()["state"].items():
+                state |= {f"dense.{index}.{key}": value for key, value in moments.items()}
+        return state
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Restore what `state` returned."""
+        self.steps = int(state["steps"])
+        for name, table in self.tables.items():
+            prefix = f"table.{name}."
+            table.load_state_dict(
+                {
+                    key[len(prefix) :]: value
+                    for key, value in state.items()
+                    if key.startswith(prefix)
+                }
+            )
+        if self.dense is not None:
+            moments: dict[int, dict[str, Any]] = {}
+            for key, value in state.items():
+                kind, _, rest = key.partition(".")
+                if kind == "dense":
+                    index, _, name = rest.partition(".")
+                    moments.setdefault(int(index), {})[name] = value.clone()
+            document = self.dense.state_dict()
+            document["state"] = moments
+            self.dense.load_state_dict(document)

@@ -1,0 +1,102 @@
+"""Where a run shows how it is doing: a live line in the terminal, or nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Progress(Protocol):
+    """What a run tells whoever watches."""
+
+    def start(self, step: int, total: int) -> None:
+        """Training begins at `step` of at most `total`."""
+
+    def step(self, step: int, loss: Tensor) -> None:
+        """A step is done."""
+
+    def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
+        """A journal line was written."""
+
+    def say(self, message: str) -> None:
+        """Something that the user should read."""
+
+    def stop(self) -> None:
+        """Training is over."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def start(self, step: int, total: int) -> None:
+        """Nothing."""
+
+    def step(self, step: int, loss: Tensor) -> None:
+        """Nothing."""
+
+    def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def say(self, message: str) -> None:
+        """Nothing."""
+
+    def stop(self) -> None:
+        """Nothing."""
+
+
+class Terminal:
+    """One live line: step, loss, best validation metric, negatives per second, time left."""
+
+    def __init__(self, metric: str, *, to_stderr: bool = True) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        self.metric = metric
+        self._bar = Bar(
+            TextColumn("[bold]step {task.completed:,}[/]"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            TextColumn("left at most"),
+            TimeRemainingColumn(),
+            console=Console(stderr=to_stderr),
+            refresh_per_second=4,
+        )
+        self._parts = {"loss": "", "metric": "", "rate": ""}
+        self._task: Any = None
+        self._best = float("-inf")
+
+    def start(self, step: int, total: int) -> None:
+        """Show the line."""
+        self._task = self._bar.add_task("", total=total, completed=step, status="starting")
+        self._bar.start()
+
+    def step(self, step: int, loss: Tensor) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, completed=step)
+
+    def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
+        """Show what a journal line says."""
+        if event == "train":
+            self._parts["loss"] = f"loss {fields['loss']:.3f}"
+            self._parts["rate"] = f"{fields['negatives_per_second'] / 1e6:.1f} M negatives/s"
+        elif event == "eval":
+            value = fields["metrics"][self.metric]
+            self._best = max(self._best, value)
+            self._parts["metric"] = f"valid {self.metric} {value:.4f} (best {self._best:.4f})"
+        elif event == "warning":
+            self.say(f"step {step}: {fields['message']}")
+        status = "  ".join(part for part in self._parts.values() if part)
+        if self._task is not None:
+            self._bar.update(self._task, status=status or "starting")
+
+    def say(self, message: str) -> None:
+        """Print above the line."""
+        self._bar.console.print(f"crossbatch: {message}", style="yellow", highlight=False)
+
+    def stop(self) -> None:
+        """Leave the line as it is."""
+        self._bar.stop()

@@ -1,0 +1,334 @@
+"""`fit`: a recipe and a dataset in, a run folder out; killed at any moment, it resumes exactly.
+
+result = fit(open_dataset("books"), Recipe.load(Path("recipes/demo.toml")), "runs/first")
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import platform
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from crossbatch.errors import ConfigError
+from crossbatch.evaluation import evaluate
+from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
+from crossbatch.training import checkpoint
+from crossbatch.training.assemble import build_trainer, pick_device, resolve
+from crossbatch.training.journal import Journal
+from crossbatch.training.monitor import Monitor
+from crossbatch.training.progress import Progress, Silent
+from crossbatch.training.run_folder import RunFolder
+from crossbatch.training.trainer import EarlyStopping, StepRecord, Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from crossbatch.config import Recipe
+    from crossbatch.data import Batch, Dataset
+    from crossbatch.evaluation import Evaluation
+    from crossbatch.training.trackers import Tracker
+
+PAPER_METRICS = ("recall", "hit_rate", "ndcg", "ndcg_comirec")
+
+
+class Interrupted(Exception):  # noqa: N818 (not an error: the run is saved)
+    """Training was stopped by the user; the message says how to go on."""
+
+
+def fit(
+    dataset: Dataset,
+    recipe: Recipe,
+    out: Path | str,
+    *,
+    model: torch.nn.Module | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    trackers: tuple[Tracker, ...] = (),
+) -> dict[str, Any]:
+    """Train until early stopping, restore the best model, evaluate it on the test users.
+
+    Args:
+        dataset: What to train on.
+        recipe: What to train.
+        out: Run folder, empty or absent unless `resume`.
+        model: Towers of your own instead of `recipe.model`: any module whose call gives `(u, v)` of
+            a batch and that has methods `users` and `items`, as `TwoTower` does.
+        resume: Whether to go on with the run in `out`. A finished one returns its result.
+        progress: Where to show progress; silent by default.
+        trackers: Further places that journal lines go to.
+
+    Returns:
+        The content of `result.json`.
+
+    Raises:
+        Interrupted: If Ctrl-C ended training; a checkpoint was saved.
+    """
+    recipe = resolve(recipe, dataset)
+    folder = RunFolder(Path(out), resume=resume)
+    try:
+        finished = folder.result()
+        if finished is not None:
+            return finished
+        return _Run(dataset, recipe, folder, model, progress or Silent(), trackers).run()
+    finally:
+        folder.close()
+
+
+@dataclass(slots=True)
+class _Run:
+    """One sitting of a run."""
+
+    dataset: Dataset
+    recipe: Recipe
+    folder: RunFolder
+    model: torch.nn.Module | None
+    progress: Progress
+    trackers: tuple[Tracker, ...]
+
+    def run(self) -> dict[str, Any]:
+        train = self.recipe.train
+        if train.threads:
+            torch.set_num_threads(train.threads)
+        trainer = build_trainer(self.recipe, self.dataset, self.model)
+        self.folder.check_config(self._config())
+        stopping = EarlyStopping(train.patience)
+        document = self.folder.load_checkpoint(trainer, stopping, self.progress.say)
+        document = document or {"journal": 0, "seconds": 0.0, "eval_seconds": 0.0, "warned": []}
+        journal = Journal(self.folder.path / "journal.jsonl", document["journal"])
+        try:
+            return self._train(trainer, stopping, document, journal)
+        finally:
+            journal.close()
+
+    def _train(
+        self,
+        trainer: Trainer,
+        stopping: EarlyStopping,
+        document: dict[str, Any],
+        journal: Journal,
+    ) -> dict[str, Any]:
+        train = self.recipe.train
+        write = self._writer(journal)
+        monitor = Monitor(trainer, train.log_every, write, document["seconds"])
+        monitor.warned.update(document["warned"])
+        eval_seconds = document["eval_seconds"]
+        if trainer.step == 0:
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            write("start", 0, time=now, environment=environment())
+        else:
+            write("resume", trainer.step)
+        self.progress.start(trainer.step, train.max_steps)
+
+        def save() -> None:
+            saved = {
+                "journal": journal.length(),
+                "seconds": monitor.seconds,
+                "eval_seconds": eval_seconds,
+                "warned": sorted(monitor.warned),
+            }
+            self.folder.save_checkpoint(trainer, stopping, saved, train.keep_checkpoints)
+
+        def validate() -> Mapping[str, float]:
+            nonlocal eval_seconds
+            monitor.pause()
+            began = time.perf_counter()
+            evaluation = self.evaluate(trainer, "valid", max_users=train.eval_users or None)
+            eval_seconds += time.perf_counter() - began
+            return evaluation.means()
+
+        def on_eval(metrics: Mapping[str, float], best: bool) -> None:
+            seconds = round(monitor.seconds + eval_seconds, 4)
+            write("eval", trainer.step, seconds=seconds, split="valid", metrics=dict(metrics))
+            if best:
+                self.folder.save_best(trainer, dict(metrics))
+            save()
+            monitor.go_on()
+
+        def on_step(record: StepRecord) -> None:
+            monitor(record)
+            self.progress.step(record.step, record.loss)
+
+        self._check_metric(train.metric)
+        with _interrupt_flag() as interrupted:
+            try:
+                reason = trainer.fit(
+                    self._batches(trainer.step),
+                    validate,
+                    max_steps=train.max_steps,
+                    eval_every=train.eval_every,
+                    stopping=stopping,
+                    metric=train.metric,
+                    counting_from=self._warmup_steps(trainer),
+                    on_step=on_step,
+                    on_eval=on_eval,
+                    interrupted=interrupted,
+                )
+            except NonFiniteLossError as error:
+                write("stop", trainer.step, reason="nan")
+                raise ConfigError(
+                    f"batch {trainer.step} of seed {train.seed}: {error}; the last good checkpoint "
+                    f"is in {self.folder.checkpoints}"
+                ) from None
+        monitor.pause()
+        self.progress.stop()
+        if reason == "interrupted":
+            save()
+            raise Interrupted(
+                f"stopped at step {trainer.step} and saved; go on with the same command and "
+                f"--resume"
+            )
+        write("stop", trainer.step, reason=reason)
+        minutes = (monitor.seconds + eval_seconds) / 60
+        return self._finish(trainer, stopping, monitor.seconds, minutes)
+
+    def _finish(
+        self, trainer: Trainer, stopping: EarlyStopping, seconds: float, minutes: float
+    ) -> dict[str, Any]:
+        """Evaluate the best model on all users and write the result."""
+        steps = trainer.step
+        self.folder.load_best(trainer)
+        valid = self.evaluate(trainer, "valid")
+        test = self.evaluate(trainer, "test")
+        per_user = self.folder.path / "per_user"
+        per_user.mkdir(exist_ok=True)
+        for name, values in test.per_user.items():
+            if name.split("@")[0] in PAPER_METRICS:
+                np.save(per_user / f"test_{name}.npy", values.astype(np.float32))
+        result = {
+            "model": self.recipe.model.name if self.model is None else type(self.model).__name__,
+            "sampler": self.recipe.sampler["name"],
+            "seed": self.recipe.train.seed,
+            "steps": steps,
+            "best_step": stopping.best_step,
+            "seconds_per_1000_steps": 1000 * seconds / steps,
+            "convergence_minutes": minutes,
+            "valid": _finite(valid.means()),
+            "test": _finite(test.means()),
+            "test_ci": {
+                name: [interval.low, interval.high]
+                for name, interval in test.intervals().items()
+                if name.split("@")[0] in PAPER_METRICS
+            },
+            "num_users": test.num_users,
+            "num_items": self.dataset.num_items,
+        }
+        checkpoint.write_json(self.folder.path / "result.json", result)
+        self.folder.drop_checkpoints()
+        return result
+
+    def evaluate(self, trainer: Trainer, split: str, max_users: int | None = None) -> Evaluation:
+        """Full-corpus evaluation of the towers as they are."""
+        batches = self.dataset.eval_batches(
+            split, history_length=self.recipe.train.history_length, max_users=max_users
+        )
+        return evaluate(
+            cast("Any", trainer.model),
+            batches,
+            item_counts=np.array(self.dataset.item_counts),
+            device=pick_device(self.recipe.train.device),
+        )
+
+    def _batches(self, start: int) -> Iterator[Batch]:
+        train = self.recipe.train
+        device = pick_device(train.device)
+        batches = self.dataset.batches(
+            train.batch_size, seed=train.seed, history_length=train.history_length, start=start
+        )
+        if device.type == "cpu":
+            return batches
+        return (
+            type(batch)(
+                **{
+                    name: getattr(batch, name).to(device, non_blocking=True)
+                    for name in ("user_ids", "history", "item_ids")
+                }
+            )
+            for batch in batches
+        )
+
+    def _writer(self, journal: Journal) -> Callable[..., None]:
+        def write(event: str, step: int, **fields: Any) -> None:
+            journal.write(event, step, **fields)
+            self.progress.event(event, step, fields)
+            for tracker in self.trackers:
+                tracker.event(event, step, fields)
+
+        return write
+
+    def _warmup_steps(self, trainer: Trainer) -> int:
+        sampler = trainer.sampler
+        wait = self.recipe.train.patience_from_warmup and isinstance(sampler, CrossBatchSampler)
+        return cast("CrossBatchSampler", sampler).warmup_steps if wait else 0
+
+    def _check_metric(self, metric: str) -> None:
+        name, _, k = metric.partition("@")
+        if name not in PAPER_METRICS or k not in ("20", "50"):
+            raise ConfigError(
+                f"train.metric must be one of {', '.join(PAPER_METRICS)} at 20 or 50, such as "
+                f"recall@50, got {metric!r}"
+            )
+
+    def _config(self) -> dict[str, Any]:
+        return self.recipe.to_dict() | {
+            "dataset": {
+                "path": str(self.dataset.path.resolve()),
+                "checksum": dataset_checksum(self.dataset),
+            },
+            "version": version("crossbatch"),
+            "environment": environment(),
+        }
+
+
+def dataset_checksum(dataset: Dataset) -> str:
+    """One hash of all the dataset's files, from the hashes in its manifest."""
+    files = json.dumps(dataset.manifest["files"], sort_keys=True)
+    return hashlib.sha256(files.encode()).hexdigest()
+
+
+def environment() -> dict[str, Any]:
+    """What a number may depend on besides the code."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cpu": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+@contextmanager
+def _interrupt_flag() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C into a question that is asked between steps; a second one interrupts at once."""
+    pressed = False
+
+    def on_signal(*_: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    try:
+        earlier = signal.signal(signal.SIGINT, on_signal)
+    except ValueError:  # not the main thread: whoever runs it handles its signals
+        yield lambda: False
+        return
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if value == value else None for name, value in metrics.items()}

@@ -1,0 +1,184 @@
+"""`RunFolder`: everything a run leaves on disk, and the lock that keeps two trainings apart."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from crossbatch.errors import ConfigError, DataError
+from crossbatch.training import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from crossbatch.training.trainer import EarlyStopping, Trainer
+
+
+class RunFolder:
+    """A folder that one process trains in.
+
+    Args:
+        path: The folder; made if absent.
+        resume: Whether an earlier run in it is to be continued.
+
+    Raises:
+        ConfigError: If it holds a run and `resume` is off, or another process trains in it.
+    """
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        self.path = path
+        if not resume and path.exists() and any(path.iterdir()):
+            raise ConfigError(
+                f"{path} is not empty; choose another --out, or pass --resume to go on with the "
+                "run in it"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / ".lock").open("w")
+        except OSError as error:
+            raise ConfigError(f"run folder {path} cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{path} is in use by another training process") from None
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are."""
+        return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """The best model so far, as a checkpoint of its own."""
+        return self.path / "best"
+
+    def result(self) -> dict[str, Any] | None:
+        """The result of a finished run, or None."""
+        path = self.path / "result.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def check_config(self, config: dict[str, Any]) -> None:
+        """Write `config.json`, or compare it with the one that a resumed run began with."""
+        path = self.path / "config.json"
+        if not path.is_file():
+            checkpoint.write_json(path, config)
+            return
+        earlier = json.loads(path.read_text())
+        for section in ("model", "sampler", "loss", "train", "dataset"):
+            for key, value in _flat(config.get(section, {})).items():
+                before = _flat(earlier.get(section, {})).get(key)
+                if before != value and f"{section}.{key}" not in RESUMABLE_CHANGES:
+                    raise ConfigError(
+                        f"{section}.{key} is {value!r}, but the run in {self.path} began with "
+                        f"{before!r}; resume with the same recipe and data"
+                    )
+        checkpoint.write_json(path, config)
+
+    def save_checkpoint(
+        self, trainer: Trainer, stopping: EarlyStopping, document: dict[str, Any], keep: int
+    ) -> None:
+        """Save all that an exact resume needs."""
+        tensors = model_state(trainer)
+        tensors |= {f"sampler.{k}": v for k, v in trainer.sampler.state_dict().items()}
+        tensors |= {f"optimizer.{k}": v for k, v in trainer.optimizer.state().items()}
+        tensors["rng.cpu"] = torch.get_rng_state()
+        if torch.cuda.is_available():
+            tensors["rng.cuda"] = torch.cuda.get_rng_state()
+        document = document | {
+            "step": trainer.step,
+            "stopping": {
+                "best": stopping.best if stopping.best_step else None,
+                "best_step": stopping.best_step,
+                "misses": stopping.misses,
+            },
+        }
+        checkpoint.save(self.checkpoints / f"step-{trainer.step:09d}", tensors, document)
+        checkpoint.prune(self.checkpoints, keep)
+
+    def load_checkpoint(
+        self, trainer: Trainer, stopping: EarlyStopping, say: Callable[[str], None]
+    ) -> dict[str, Any] | None:
+        """Restore the newest whole checkpoint, if any, into `trainer` and `stopping`."""
+        found = checkpoint.load_newest(self.checkpoints, say)
+        if found is None:
+            return None
+        tensors, document = found
+        load_model_state(trainer, tensors)
+        trainer.sampler.load_state_dict(_below(tensors, "sampler."))
+        trainer.optimizer.load_state(_below(tensors, "optimizer."))
+        torch.set_rng_state(tensors["rng.cpu"])
+        if torch.cuda.is_available() and "rng.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["rng.cuda"])
+        trainer.step = document["step"]
+        saved = document["stopping"]
+        stopping.best = float("-inf") if saved["best"] is None else saved["best"]
+        stopping.best_step, stopping.misses = saved["best_step"], saved["misses"]
+        return document
+
+    def save_best(self, trainer: Trainer, metrics: dict[str, float]) -> None:
+        """Save the model alone, with the metrics that made it the best."""
+        document = {"step": trainer.step, "metrics": metrics}
+        checkpoint.save(self.best, model_state(trainer), document)
+
+    def load_best(self, trainer: Trainer) -> dict[str, Any]:
+        """Restore the best model into `trainer`."""
+        tensors, document = checkpoint.load(self.best)
+        load_model_state(trainer, tensors)
+        return document
+
+    def drop_checkpoints(self) -> None:
+        """Delete the checkpoints of a finished run; the best model stays."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._lock.close()
+
+
+# Keys that may differ between the sittings of one run: they do not change what is learned.
+RESUMABLE_CHANGES = frozenset(
+    {"train.max_steps", "train.patience", "train.keep_checkpoints", "train.threads", "dataset.path"}
+)
+
+
+def model_state(trainer: Trainer) -> dict[str, Tensor]:
+    """The towers' weights and the temperature, under names of their own."""
+    state = {f"model.{k}": v for k, v in _module(trainer).state_dict().items()}
+    state["loss.log_temperature"] = trainer.log_temperature.detach()
+    return state
+
+
+def load_model_state(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
+    """Restore what `model_state` returned."""
+    try:
+        _module(trainer).load_state_dict(_below(tensors, "model."))
+    except RuntimeError as error:
+        raise DataError(f"the checkpoint holds another model: {error}") from None
+    with torch.no_grad():
+        trainer.log_temperature.copy_(tensors["loss.log_temperature"])
+
+
+def _module(trainer: Trainer) -> torch.nn.Module:
+    model = trainer.model
+    assert isinstance(model, torch.nn.Module)
+    return model
+
+
+def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _flat(section: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(section, dict):
+        return {prefix: section}
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        flat |= _flat(value, f"{prefix}.{key}" if prefix else key)
+    return flat

@@ -1,0 +1,123 @@
+"""Open a finished run: its recipe, its dataset, its best towers.
+
+saved = open_run(Path("runs/first"))
+saved.towers.users(history)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from crossbatch.config import Recipe
+from crossbatch.data import open_dataset
+from crossbatch.errors import DataError
+from crossbatch.evaluation import Popularity, evaluate, evaluate_recommender
+from crossbatch.evaluation.baselines import BASELINES
+from crossbatch.training import checkpoint
+from crossbatch.training.assemble import build_towers
+from crossbatch.training.run import dataset_checksum
+
+if TYPE_CHECKING:
+    from crossbatch.data import Dataset
+    from crossbatch.evaluation import Evaluation
+    from crossbatch.models import TwoTower
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """A run's best towers and what they were trained on."""
+
+    recipe: Recipe
+    dataset: Dataset
+    towers: TwoTower
+    best_step: int
+
+
+def open_run(path: Path, *, data: Path | None = None) -> SavedRun:
+    """Load the best model of a run folder, in evaluation mode.
+
+    Args:
+        path: The run folder.
+        data: Dataset folder, if it is not where training found it.
+
+    Raises:
+        DataError: If the folder holds no trained model, or the dataset is another one.
+    """
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise DataError(f"{path} is no run folder: config.json is missing or broken") from None
+    recipe = Recipe.from_dict({k: config[k] for k in ("model", "sampler", "loss", "train")})
+    dataset = open_dataset(data or Path(config["dataset"]["path"]))
+    if dataset_checksum(dataset) != config["dataset"]["checksum"]:
+        raise DataError(f"{dataset.path} is not the dataset that {path} was trained on")
+    if not (path / "best").is_dir():
+        raise DataError(f"{path} has no best model yet; train until its first evaluation")
+    tensors, document = checkpoint.load(path / "best")
+    towers = build_towers(recipe, dataset)
+    prefix = "model."
+    state = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+    try:
+        towers.load_state_dict(state)
+    except RuntimeError as error:
+        raise DataError(f"{path}/best does not fit the run's recipe: {error}") from None
+    return SavedRun(recipe, dataset, towers.eval(), document["step"])
+
+
+def evaluate_run(
+    path: Path,
+    split: str,
+    *,
+    data: Path | None = None,
+    exclude_history: bool = False,
+    baselines: bool = True,
+) -> dict[str, dict[str, Any]]:
+    """Metrics and intervals of a run's best model and, beside it, of the baselines."""
+    saved = open_run(path, data=data)
+    dataset, length = saved.dataset, saved.recipe.train.history_length
+    counts = np.array(dataset.item_counts)
+    result = evaluate(
+        saved.towers,
+        dataset.eval_batches(split, history_length=length),
+        item_counts=counts,
+        exclude_history=exclude_history,
+    )
+    name = f"{saved.recipe.model.name} / {saved.recipe.sampler['name']}"
+    table = {name: _entry(result)}
+    for baseline, build in BASELINES.items() if baselines else ():
+        evaluation = evaluate_recommender(
+            build(dataset),
+            dataset.eval_batches(split, history_length=length),
+            popularity=Popularity.from_counts(counts),
+            exclude_history=exclude_history,
+        )
+        table[baseline] = _entry(evaluation)
+    return table
+
+
+def _entry(evaluation: Evaluation) -> dict[str, Any]:
+    metrics = {k: v if v == v else None for k, v in evaluation.means().items()}
+    intervals = {k: [i.low, i.high] for k, i in evaluation.intervals().items() if i.low == i.low}
+    return {"metrics": metrics, "intervals": intervals, "num_users": evaluation.num_users}
+
+
+@torch.no_grad()
+def recommend(
+    saved: SavedRun, history: list[int], k: int, *, exclude_seen: bool = True
+) -> list[tuple[int, float]]:
+    """Item ids and scores of the best `k` items for one history, oldest item first."""
+    from crossbatch.evaluation import encode_items
+    from crossbatch.retrieval import ExactIndex
+
+    shown = torch.tensor([history[-saved.recipe.train.history_length :]])
+    index = ExactIndex(encode_items(saved.towers, saved.dataset.num_items))
+    exclude = torch.tensor([history]) if exclude_seen else None
+    top = index.search(saved.towers.users(shown), k, exclude=exclude)
+    pairs = zip(top.item_ids[0].tolist(), top.scores[0].tolist(), strict=True)
+    return [(item, score) for item, score in pairs if item]

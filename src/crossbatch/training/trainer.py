@@ -1,0 +1,207 @@
+"""`Trainer`: one step reads like the paper's equations; `fit` repeats it until nothing improves.
+
+trainer = Trainer(model, sampler, Adam(model))
+result = trainer.fit(dataset.batches(128, seed=0), evaluate, max_steps=100_000)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from crossbatch.negatives import (
+    Candidates,
+    NegativeSampler,
+    known_positives_mask,
+    sampled_softmax_loss,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from crossbatch.training.optimizer import Adam
+
+
+class TrainingBatch(Protocol):
+    """What a batch must offer; `crossbatch.data.Batch` does."""
+
+    @property
+    def history(self) -> Tensor:
+        """`[B, L]` item ids, 0 for padding."""
+
+    @property
+    def item_ids(self) -> Tensor:
+        """`[B]` ids of the positives."""
+
+    @property
+    def user_ids(self) -> Tensor:
+        """`[B]` rows of the user features."""
+
+
+class TwoTowerModel(Protocol):
+    """What a model must offer; any `nn.Module` with these three methods can be trained."""
+
+    def __call__(
+        self, history: Tensor, item_ids: Tensor, user_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Vectors u `[B, d]` and v `[B, d]` of a batch."""
+
+    def items(self, item_ids: Tensor) -> Tensor:
+        """`[N, d]` item vectors."""
+
+
+@dataclass(slots=True)
+class EarlyStopping:
+    """Best value of a metric, and how many evaluations have passed without beating it.
+
+    As in ComiRec's code, training stops when the misses *exceed* the patience.
+    """
+
+    patience: int
+    best: float = float("-inf")
+    best_step: int = 0
+    misses: int = 0
+
+    def update(self, value: float, step: int, *, counting: bool = True) -> bool:
+        """Take a new value; True if it is the best so far. Misses count only while `counting`."""
+        if value > self.best:
+            self.best, self.best_step, self.misses = value, step, 0
+            return True
+        self.misses += counting
+        return False
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether to stop."""
+        return self.misses > self.patience
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What happened in one step, for whoever listens."""
+
+    step: int
+    loss: Tensor  # scalar, detached
+    lr: float
+    users: Tensor  # [B, d], detached
+    positives: Candidates
+    negatives: Candidates
+
+
+@dataclass(slots=True)
+class Trainer:
+    """Towers, sampler and optimiser, and the step that joins them.
+
+    Attributes:
+        model: A `TwoTowerModel`.
+        sampler: Where negatives come from.
+        optimizer: `Adam` over the model and the temperature.
+        log_temperature: Parameter or constant; the temperature is its exponential.
+        mask: As in `sampled_softmax_loss`.
+        mask_history: Whether a row's history items are no negatives of it.
+        l2: Weight of the mean squared length of user and item vectors.
+        accumulate: Batches per optimiser step.
+        autocast: `torch.bfloat16` for mixed precision, or None.
+        chunk_size: As in `sampled_softmax_loss`.
+        step: Batches so far.
+    """
+
+    model: TwoTowerModel
+    sampler: NegativeSampler
+    optimizer: Adam
+    log_temperature: Tensor = field(default_factory=lambda: torch.zeros(()))
+    mask: str = "both"
+    mask_history: bool = False
+    l2: float = 0.0
+    accumulate: int = 1
+    autocast: torch.dtype | None = None
+    chunk_size: int | None = None
+    step: int = 0
+
+    def train_step(self, batch: TrainingBatch) -> StepRecord:
+        """One batch: forward, loss, backward, update, observe."""
+        ids = batch.item_ids
+        with torch.autocast(ids.device.type, self.autocast, enabled=self.autocast is not None):
+            u, v = self.model(batch.history, ids, batch.user_ids)  # f_u(U), g_v(I): [B, d]
+            positives = Candidates(v, ids, self.sampler.log_q(ids))
+            negatives = self.sampler.draw(u, positives, self.model.items)  # M ∪ B for CBNS
+        loss = sampled_softmax_loss(  # Eqs. 2, 4, 9
+            u,
+            positives,
+            negatives,
+            temperature=self.temperature,
+            mask=self.mask,
+            exclude=self._exclude(batch, negatives),
+            chunk_size=self.chunk_size,
+        )
+        objective = loss
+        if self.l2:
+            objective = loss + self.l2 * (u.square().sum() + v.square().sum()) / u.shape[0]
+        torch.autograd.backward(objective / self.accumulate)
+        self.step += 1
+        lr = 0.0
+        if self.step % self.accumulate == 0:
+            lr = self.optimizer.step()
+        self.sampler.observe(positives)  # enqueue, dequeue
+        return StepRecord(self.step, loss.detach(), lr, u.detach(), positives, negatives)
+
+    @property
+    def temperature(self) -> Tensor | float:
+        """exp(log_temperature): a tensor while it is learned."""
+        if self.log_temperature.requires_grad:
+            return self.log_temperature.exp()
+        return float(self.log_temperature.exp())
+
+    def fit(
+        self,
+        batches: Iterator[TrainingBatch],
+        evaluate: Callable[[], Mapping[str, float]],
+        *,
+        max_steps: int,
+        eval_every: int,
+        stopping: EarlyStopping,
+        metric: str = "recall@50",
+        counting_from: int = 0,
+        on_step: Callable[[StepRecord], None] = lambda _: None,
+        on_eval: Callable[[Mapping[str, float], bool], None] = lambda _, __: None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> str:
+        """Train until patience or `max_steps` runs out.
+
+        Args:
+            batches: Endless batches, the next one first.
+            evaluate: Validation metrics of the model as it is.
+            max_steps: Batches in all, those before a resume included.
+            eval_every: Batches between evaluations.
+            stopping: Early-stopping state, updated in place.
+            metric: Which of the metrics decides.
+            counting_from: Misses count from this step on; the end of the sampler's warm-up.
+            on_step: Called after every step.
+            on_eval: Called after every evaluation with the metrics and whether they are the best.
+            interrupted: Asked after every step; True ends training.
+
+        Returns:
+            Why training ended: `"patience"`, `"max_steps"` or `"interrupted"`.
+        """
+        while self.step < max_steps:
+            on_step(self.train_step(next(batches)))
+            if self.step % eval_every == 0 or self.step == max_steps:
+                self.optimizer.flush()
+                metrics = evaluate()
+                counting = self.step > counting_from
+                on_eval(metrics, stopping.update(metrics[metric], self.step, counting=counting))
+                if stopping.exhausted:
+                    return "patience"
+            # Between optimiser steps, so that a checkpoint never holds half a gradient.
+            if self.step % self.accumulate == 0 and interrupted():
+                return "interrupted"
+        return "max_steps"
+
+    def _exclude(self, batch: TrainingBatch, negatives: Candidates) -> Tensor | None:
+        if not self.mask_history:
+            return None
+        known = batch.history.masked_fill(batch.history == 0, -1)
+        return known_positives_mask(known, negatives.item_ids)
