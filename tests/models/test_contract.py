@@ -171,5 +171,5 @@ def test_training_lowers_the_loss(name):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[0] == pytest.approx(2.303, abs=0.3)  # log 10: it knows nothing yet
+    assert losses[0] == pytest.approx(2.303, abs=0.5)  # log 10: it knows nothing yet
     assert sum(losses[-10:]) / 10 < 1.7

@@ -150,7 +150,10 @@ def test_foreign_item_tower_may_lend_its_table():
             return self.table(ids) * 2
 
     model = TwoTower(Tower(), FirstAndLast())
-    assert torch.equal(model.users(torch.tensor([[3]]))[0, 0], model.item_tower.table.weight[3])
+    history = torch.tensor([[3, 0]])
+    vectors = model.read_history(history, history != 0)
+    assert torch.equal(vectors[0, 0], model.item_tower.table.weight[3])
+    assert torch.equal(vectors[0, 1], torch.zeros(DIM))  # whatever its row 0 holds
 
 
 @pytest.mark.parametrize(

@@ -28,20 +28,28 @@ class Block(nn.Module):
             nn.Dropout(dropout),
         )
 
-    def forward(self, states: Tensor) -> Tensor:
-        """States `[B, L, d]`; each looks at itself and what came before."""
-        B, L, d = states.shape
+    def forward(self, states: Tensor, readers: Tensor, visible: Tensor) -> Tensor:
+        """What `readers` `[B, R, d]` become after looking at `states` `[B, L, d]`.
+
+        `visible` `[R, L]` or `[B, 1, R, L]` is True where a reader may look.
+        """
+        query_of, key_of, value_of = self.query_key_value
         normed = self.attention_norm(states)
-        query, key, value = (
-            project(normed).view(B, L, self.heads, d // self.heads).transpose(1, 2)
-            for project in self.query_key_value
-        )
+        asking = normed if readers is states else self.attention_norm(readers)
         seen = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+            self._split(query_of(asking)),
+            self._split(key_of(normed)),
+            self._split(value_of(normed)),
+            attn_mask=visible,
+            dropout_p=self.dropout if self.training else 0.0,
         )
-        states = states + self.mix(seen.transpose(1, 2).reshape(B, L, d))
-        result: Tensor = states + self.network(self.network_norm(states))
+        readers = readers + self.mix(seen.transpose(1, 2).flatten(2))
+        result: Tensor = readers + self.network(self.network_norm(readers))
         return result
+
+    def _split(self, vectors: Tensor) -> Tensor:
+        B, R, d = vectors.shape
+        return vectors.view(B, R, self.heads, d // self.heads).transpose(1, 2)
 
 
 class SASRec(nn.Module):
@@ -78,7 +86,7 @@ class SASRec(nn.Module):
         self.dim, self.max_length = dim, max_length
         self.positions = EmbeddingTable(max_length, dim, sparse=False)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(Block(dim, heads, dropout) for _ in range(blocks)))
+        self.blocks = nn.ModuleList(Block(dim, heads, dropout) for _ in range(blocks))
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, history: Tensor, mask: Tensor) -> Tensor:
@@ -87,7 +95,11 @@ class SASRec(nn.Module):
         order = torch.arange(history.shape[1], device=history.device)
         from_end = (last - order).clamp(0, self.max_length - 1)  # [B, L]
         states = self.dropout(history * math.sqrt(self.dim) + self.positions(from_end))
-        states = self.blocks(states)
-        index = last.clamp_min(0).unsqueeze(2).expand(-1, -1, self.dim)
-        vectors: Tensor = self.norm(states.gather(1, index))  # [B, 1, d]
+        for block in self.blocks[:-1]:
+            states = block(states, states, visible=order <= order.unsqueeze(1))
+        # Only the last item is read, so the last block works for it alone.
+        index = last.clamp_min(0)
+        readers = states.gather(1, index.unsqueeze(2).expand(-1, -1, self.dim))  # [B, 1, d]
+        readers = self.blocks[-1](states, readers, visible=(order <= index)[:, None, None])
+        vectors: Tensor = self.norm(readers)
         return vectors.masked_fill((last < 0).unsqueeze(2), 0.0)
