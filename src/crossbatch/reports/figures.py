@@ -81,14 +81,14 @@ def _draw_lines(axes: Axes, plot: Plot) -> None:
     for line in plot.lines:
         color = PALETTE[line.color % COLORS]
         style: Any = STYLES[line.color // COLORS % len(DASHES)]
-        label = "_nolegend_" if line.label in named else line.label
+        label = "_nolegend_" if line.label in named else _plain(line.label)
         named.add(line.label)
         axes.plot(line.curve.x, line.curve.y, color=color, linestyle=style, lw=1.2, label=label)
         if line.best is not None:
             axes.plot(line.curve.x[line.best], line.curve.y[line.best], "o", color=color, ms=3.5)
-    axes.set_title(plot.title, fontsize=9)
+    axes.set_title(_plain(plot.title), fontsize=9)
     axes.set_xlabel(plot.x_label)
-    axes.set_ylabel(plot.y_label)
+    axes.set_ylabel(_plain(plot.y_label))
     _tidy(axes)
 
 
@@ -107,11 +107,16 @@ def _draw_gains(figure: Figure, comparison: Comparison, colors: Mapping[str, int
         )
         if gain.interval:
             axes.plot([100 * bound for bound in gain.interval], [place] * 2, "k|-", lw=1, ms=5)
-    axes.set_yticks(range(len(rows)), [row.label for row in reversed(rows)])
+    axes.set_yticks(range(len(rows)), [_plain(row.label) for row in reversed(rows)])
     axes.axvline(0, color="black", lw=0.8)
     axes.set_xlabel(f"gain over in-batch in test {metric_name(metric)}, %")
     _tidy(axes)
     return True
+
+
+def _plain(text: str) -> str:
+    """Matplotlib reads what stands between dollars as mathematics; names are not."""
+    return text.replace("$", r"\$")
 
 
 def _tidy(axes: Axes) -> None:

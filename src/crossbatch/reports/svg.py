@@ -52,7 +52,7 @@ class Frame:
 
 
 LARGE = Frame()
-SMALL = Frame(width=250, height=140, left=42, top=8, bottom=24, x_ticks=3, y_ticks=3, tooltips=16)
+SMALL = Frame(width=250, height=140, left=48, top=8, bottom=24, x_ticks=3, y_ticks=3, tooltips=16)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ def limits(values: Iterable[float], *, zero: bool = False) -> tuple[float, float
     """The range of an axis: all values and a little air; with zero where it costs little room.
 
     Args:
-        values: finite numbers; none at all gives (0, 1).
+        values: finite numbers; none, or nothing but zeros, gives (0, 1).
         zero: whether zero must be on the axis, as it must for bars.
     """
     known = list(values)
-    if not known:
+    if not any(known):
         return 0.0, 1.0
     low, high = min(known), max(known)
     if zero or 0 < low < 0.3 * high:

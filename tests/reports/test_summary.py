@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from crossbatch.reports import summary
+from crossbatch.reports.runs import read_runs
+from crossbatch.reports.tables import compare
+
+from .conftest import MakeRun, run_config, toy_journal
+
+
+def test_facts_name_the_best_and_the_gain(make_run: MakeRun) -> None:
+    runs = read_runs(
+        [
+            make_run("base", test={"recall@50": 0.10}),
+            make_run("ours", sampler="mixed", test={"recall@50": 0.12}),
+        ]
+    )
+    facts = {fact.title: fact for fact in summary.facts(compare(runs), runs)}
+    assert facts["Best test Recall@50"].value == "12.00 %"
+    assert facts["Best test Recall@50"].detail == "MIND · Mixed (MNS)"
+    assert facts["Largest gain over in-batch, Recall@50"].value == "+20.0 %"
+    assert facts["Finished runs"].value == "2"
+    assert facts["Fastest 1000 steps"].value == "100.0 s"
+
+
+def test_a_loss_is_not_hidden(make_run: MakeRun) -> None:
+    runs = read_runs(
+        [
+            make_run("base", test={"recall@50": 0.10}),
+            make_run("ours", sampler="mixed", test={"recall@50": 0.09}),
+        ]
+    )
+    facts = {fact.title: fact.value for fact in summary.facts(compare(runs), runs)}
+    assert facts["Largest gain over in-batch, Recall@50"] == "−10.0 %"
+
+
+def test_caveats_tell_what_the_table_cannot(make_run: MakeRun) -> None:
+    other = run_config("mind", {"name": "in_batch"}, 0)
+    other["dataset"] = {"path": "data/else", "checksum": "1"}
+    runs = read_runs(
+        [
+            make_run("base"),
+            make_run("short", sampler="mixed", journal=toy_journal([0.1], stop="max_steps")),
+            make_run("burst", sampler="uniform", journal=toy_journal([0.1], stop="nan")),
+            make_run("going", seed=1, finished=False, journal=toy_journal([0.1], stop=None)),
+            make_run("other", config=other),
+        ]
+    )
+    text = "\n".join(summary.caveats(compare(runs), runs))
+    assert "going: no result yet" in text
+    assert "short reached max_steps" in text
+    assert "burst met a loss that is not a number" in text
+    assert "4 configurations of 4 ran with fewer than 3 seeds" in text
+    assert "keeps no per-user metrics" in text
+    assert "2 data sets" in text
+
+
+def test_nothing_to_say_about_converged_runs_of_three_seeds(make_run: MakeRun) -> None:
+    runs = read_runs([make_run(f"s{seed}", seed=seed) for seed in range(3)])
+    assert summary.caveats(compare(runs), runs) == []
+
+
+def test_data_sets_have_no_common_best(make_run: MakeRun) -> None:
+    other = run_config("mind", {"name": "in_batch"}, 0)
+    other["dataset"] = {"path": "data/else", "checksum": "1"}
+    runs = read_runs([make_run("a"), make_run("b", config=other)])
+    assert [fact.title for fact in summary.facts(compare(runs), runs)] == ["Finished runs"]
+
+
+def test_a_warning_of_many_runs_is_told_once(make_run: MakeRun) -> None:
+    warning = {"event": "warning", "step": 5, "message": "the items collapse"}
+    paths = [
+        make_run(f"s{seed}", seed=seed, journal=[*toy_journal([0.1]), warning, warning])
+        for seed in (0, 1)
+    ]
+    assert summary.warnings(read_runs(paths)) == ["2 runs, first s0: the items collapse"]
+    assert summary.warnings(read_runs(paths[1:])) == ["s1: the items collapse"]

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from crossbatch.reports.curves import Line, Plot
+from crossbatch.reports.journal import Curve
+from crossbatch.reports.svg import COLORS, LARGE, SMALL, Bar, Frame, bar_chart, dash, line_chart
+
+HOSTILE = "</text><script>alert(1)</script>\"'&"
+
+
+def plot(*lines: Line) -> Plot:
+    return Plot("recall", "Recall", "step", "Recall@50, %", lines)
+
+
+def line(y: tuple[float, ...], label: str = "In-batch", color: int = 0) -> Line:
+    return Line(label, "", Curve(tuple(100.0 * i for i in range(len(y))), y), color)
+
+
+def elements(svg: str, kind: str) -> list[ElementTree.Element]:
+    return ElementTree.fromstring(svg).findall(f".//{kind}")
+
+
+def path_points(svg: str) -> list[tuple[float, float]]:
+    path = next(e for e in elements(svg, "path") if e.get("class") == "line")
+    return [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", path.get("d", ""))]
+
+
+@pytest.mark.parametrize("frame", [LARGE, SMALL])
+def test_lines_stay_inside_the_frame(frame: Frame) -> None:
+    for x, y in path_points(line_chart(plot(line((1.0, -4.0, 9.0, 2.0))), frame)):
+        assert frame.left <= x <= frame.edge
+        assert frame.top <= y <= frame.base
+
+
+def test_equal_steps_of_the_data_are_equal_steps_of_the_line() -> None:
+    points = path_points(line_chart(plot(line((10.0, 20.0, 30.0)))))
+    (x0, y0), (x1, y1), (x2, y2) = points
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.11)
+    assert y1 - y0 == pytest.approx(y2 - y1, abs=0.11)
+    assert y0 > y1 > y2  # larger values stand higher
+
+
+def test_a_tick_stands_where_its_value_is_drawn() -> None:
+    svg = line_chart(plot(line((0.0, 5.0, 10.0))))
+    labels = {
+        e.text: float(e.get("y", "0")) - 4
+        for e in elements(svg, "text")
+        if e.get("class") == "tick" and e.get("text-anchor") == "end"
+    }
+    points = path_points(svg)
+    assert labels["0"] == pytest.approx(points[0][1], abs=0.11)
+    assert labels["10"] == pytest.approx(points[2][1], abs=0.11)
+
+
+def test_axes_are_labelled() -> None:
+    texts = [e.text for e in elements(line_chart(plot(line((1.0, 2.0)))), "text")]
+    assert "Recall@50, %" in texts
+    assert "step" in texts
+
+
+def test_tooltips_tell_series_place_and_value() -> None:
+    marked = Line("Mixed", "seed 1", Curve((1000.0, 2000.0), (3.25, 3.5)), 0, best=1)
+    titles = [e.text for e in elements(line_chart(plot(marked)), "title")]
+    assert titles == ["Mixed · seed 1\nstep 1,000: 3.25", "Mixed · seed 1\nstep 2,000: 3.5 (best)"]
+
+
+def test_long_lines_answer_at_few_points_but_always_at_the_best() -> None:
+    values = tuple(float(i % 7) for i in range(500))
+    marked = Line("Mixed", "", Curve(tuple(map(float, range(500))), values), 0, best=333)
+    titles = [e.text or "" for e in elements(line_chart(plot(marked)), "title")]
+    assert len(titles) <= LARGE.tooltips + 1
+    assert sum("(best)" in title for title in titles) == 1
+
+
+@pytest.mark.parametrize("y", [(2.0,), (0.0, 0.0), (5.0, 5.0), (1e-9, 2e-9), (-1e12, 1e12)])
+def test_odd_ranges_are_drawn(y: tuple[float, ...]) -> None:
+    svg = line_chart(plot(line(y)))
+    assert len(path_points(svg)) == len(y)
+    assert "nan" not in svg
+    assert "inf" not in svg
+
+
+def test_hostile_names_stay_text() -> None:
+    charts = [
+        line_chart(plot(line((1.0, 2.0), HOSTILE))),
+        bar_chart([Bar(HOSTILE, 1.0, HOSTILE)], HOSTILE),
+    ]
+    for svg in charts:
+        assert elements(svg, "script") == []
+        assert ElementTree.fromstring(svg).get("role") == "img"
+        assert HOSTILE in (ElementTree.fromstring(svg).get("aria-label") or "")
+
+
+def test_a_screen_reader_hears_where_each_line_ends() -> None:
+    svg = line_chart(plot(line((1.0, 2.0), "A"), line((3.0, 1.5), "B", 1)))
+    label = ElementTree.fromstring(svg).get("aria-label")
+    assert label == "Recall. A: last 2 at step 100; B: last 1.5 at step 100"
+
+
+def test_bars_are_as_long_as_their_values_and_start_at_zero() -> None:
+    svg = bar_chart([Bar("a", 2.0, "2"), Bar("b", 4.0, "4"), Bar("c", -2.0, "-2")], "bars")
+    a, b, c = ((float(e.get("x", "0")), float(e.get("width", "0"))) for e in elements(svg, "rect"))
+    assert b[1] == pytest.approx(2 * a[1], abs=0.2)
+    assert c[1] == pytest.approx(a[1], abs=0.2)
+    assert a[0] == b[0] == pytest.approx(c[0] + c[1], abs=0.2)
+
+
+def test_whiskers_span_the_interval() -> None:
+    svg = bar_chart([Bar("a", 2.0, "2", 0, (1.0, 4.0)), Bar("b", 4.0, "4")], "bars")
+    whisker = next(e for e in elements(svg, "path") if e.get("class") == "whisker")
+    low, high = map(float, re.match(r"M([\d.]+) [\d.]+H([\d.]+)", whisker.get("d", "")).groups())  # type: ignore[union-attr]
+    rects = [(float(e.get("x", "0")), float(e.get("width", "0"))) for e in elements(svg, "rect")]
+    zero, unit = rects[1][0], rects[1][1] / 4
+    assert low == pytest.approx(zero + unit, abs=0.2)
+    assert high == pytest.approx(zero + 4 * unit, abs=0.2)
+
+
+def test_a_ninth_line_is_dashed() -> None:
+    assert dash(0) == dash(COLORS - 1) == ""
+    assert dash(COLORS) != ""
