@@ -66,10 +66,11 @@ def prepare(
         sequences = _write_sequences(ingested, numbered, folder, options, progress)
         shutil.rmtree(staging)
         split, law = _write_law(folder, sequences, numbered, options)
-        features = _write_content(folder, source, ingested, numbered, tally, progress)
+        content = Tally(options.max_bad_lines)
+        features = _write_content(folder, source, ingested, numbered, content, progress)
         progress("checksums", 0, None)
         manifest = _manifest(source, options, ingested, frequent, numbered, sequences, split, law)
-        manifest |= {"features": features, "reading": _reading(tally, ingested)}
+        manifest |= {"features": features, "reading": _reading(tally, content, ingested)}
         return write_manifest(folder, manifest)
 
 
@@ -149,6 +150,8 @@ def _write_content(
 
 def _aligned(keys: pl.Series, table: pl.DataFrame, what: str, tally: Tally) -> pl.DataFrame:
     """Return one row of content for each key, null where there is none; the first of duplicates."""
+    tally.lines += len(table)
+    tally.check()
     table = table.with_columns(pl.col("key").cast(pl.String)).filter(
         pl.col("key").is_in(keys.implode())
     )
@@ -203,10 +206,11 @@ def _manifest(
     }
 
 
-def _reading(tally: Tally, ingested: Ingested) -> dict[str, Any]:
+def _reading(tally: Tally, content: Tally, ingested: Ingested) -> dict[str, Any]:
     return {
         "lines": tally.lines,
         "bad_lines": dict(sorted(tally.bad.items())),
         "below_rating": ingested.below_rating,
-        "notes": tally.notes,
+        "bad_content_lines": dict(sorted(content.bad.items())),
+        "notes": [*tally.notes, *content.notes],
     }

@@ -29,18 +29,18 @@ TieRule = Callable[["LogChunk", int, np.ndarray], np.ndarray]
 """`rule(chunk, seed, key_ranks [I])`: what orders interactions of one user and time.  uint64."""
 
 
-def shuffled(chunk: LogChunk, seed: int, key_ranks: np.ndarray) -> np.ndarray:  # noqa: ARG001
+def shuffled(chunk: LogChunk, seed: int, key_ranks: np.ndarray) -> np.ndarray:
     """Order ties at random: a hash of the seed and the interaction's number in the log."""
     rows = np.arange(chunk.first_row, chunk.first_row + len(chunk.users), dtype=np.uint64)
     return mix(rows, seed)
 
 
-def stable(chunk: LogChunk, seed: int, key_ranks: np.ndarray) -> np.ndarray:  # noqa: ARG001
+def stable(chunk: LogChunk, seed: int, key_ranks: np.ndarray) -> np.ndarray:
     """Keep ties in the order of the log, as ComiRec does."""
     return np.arange(chunk.first_row, chunk.first_row + len(chunk.users), dtype=np.uint64)
 
 
-def by_item(chunk: LogChunk, seed: int, key_ranks: np.ndarray) -> np.ndarray:  # noqa: ARG001
+def by_item(chunk: LogChunk, seed: int, key_ranks: np.ndarray) -> np.ndarray:
     """Order ties by the items' original keys, whatever the order of the log."""
     ranks: np.ndarray = key_ranks[chunk.items].astype(np.uint64)
     return ranks

@@ -65,6 +65,11 @@ class Tally:
             self.bad[reason] += count
             self._examples.setdefault(reason, example[:80])
 
+    def unreadable(self, reason: str, count: int, example: str = "") -> None:
+        """Count lines that never became a row."""
+        self.lines += count
+        self.refuse(reason, count, example)
+
     def check(self) -> None:
         """Raise `DataError` if more lines were refused than the limit allows."""
         allowed = self.limit if self.limit >= 1 else self.limit * self.lines

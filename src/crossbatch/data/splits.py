@@ -60,7 +60,7 @@ class Split:
     test: Part
 
 
-def by_user(sequences: Sequences, fractions: tuple[float, float]) -> Split:  # noqa: ARG001
+def by_user(sequences: Sequences, fractions: tuple[float, float]) -> Split:
     """Divide the users; of an evaluation user the last fifth are targets (PROTOCOL 1.4).
 
     The history is the first ⌊0.8 L⌋ interactions; users with fewer than two are left out.
@@ -76,7 +76,7 @@ def by_user(sequences: Sequences, fractions: tuple[float, float]) -> Split:  # n
     )
 
 
-def leave_last_out(sequences: Sequences, fractions: tuple[float, float]) -> Split:  # noqa: ARG001
+def leave_last_out(sequences: Sequences, fractions: tuple[float, float]) -> Split:
     """Test on every user's last interaction, validate on the one before, train on the rest.
 
     The test history includes the validation target.  A user of two interactions has a test sample

@@ -1,1 +1,59 @@
-"""Readers of raw logs."""
+"""Readers of raw logs.  A new format is one file, its test, and one line in `READERS`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crossbatch.data.readers import amazon, comirec, movielens, recbole, table
+from crossbatch.data.readers.reader import Reader, ReadOptions
+from crossbatch.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from crossbatch.data.source import Source
+
+READERS = {
+    "table": Reader(table.recognises, table.open_source),
+    "amazon": Reader(amazon.recognises, amazon.open_source),
+    "movielens": Reader(movielens.recognises, movielens.open_source),
+    "comirec": Reader(comirec.recognises, comirec.open_source),
+    "recbole": Reader(recbole.recognises, recbole.open_source),
+}
+GENERAL = "table"  # also fits files of the special formats, so it is asked last
+
+__all__ = ["READERS", "ReadOptions", "Reader", "detect_format", "open_source"]
+
+
+def open_source(
+    path: Path | str, format_name: str | None = None, options: ReadOptions | None = None
+) -> Source:
+    """Return a raw log as a source.
+
+    Args:
+        path: A file, a folder or a zip.
+        format_name: A name in `READERS`; by default it is detected.
+        options: What the files do not say themselves.
+
+    Raises:
+        ConfigError: If the format is unknown or cannot be told.
+        DataError: If the files are missing or not of that format.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    name = format_name or detect_format(path)
+    if name not in READERS:
+        raise ConfigError(f"format must be one of {', '.join(READERS)}, got {name!r}")
+    return READERS[name].open(path, options or ReadOptions())
+
+
+def detect_format(path: Path) -> str:
+    """Return the one format that certainly fits."""
+    special = [
+        name for name, reader in READERS.items() if name != GENERAL and reader.recognises(path)
+    ]
+    fitting = special or ([GENERAL] if READERS[GENERAL].recognises(path) else [])
+    if len(fitting) != 1:
+        fits = f"fits {' and '.join(fitting)}" if fitting else "fits no format for certain"
+        raise ConfigError(f"{path} {fits}: say which with --format {{{','.join(READERS)}}}")
+    return fitting[0]

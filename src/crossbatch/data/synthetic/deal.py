@@ -42,7 +42,8 @@ def _feistel(numbers: np.ndarray, half: np.ndarray, keys: np.ndarray) -> np.ndar
     for number in range(ROUNDS):
         scrambled = mix(right * np.uint64(1_000_003) + keys.astype(np.uint64), number)
         left, right = right, left ^ (scrambled & mask)
-    return np.bitwise_or(left << half, right)
+    joined: np.ndarray = (left << half) | right
+    return joined
 
 
 def places_in_group(groups: np.ndarray) -> np.ndarray:

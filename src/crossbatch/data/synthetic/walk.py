@@ -33,7 +33,8 @@ class Walk(NamedTuple):
 def category_law(num_categories: int) -> np.ndarray:
     """Return the Zipf law of the categories.  Shape `[C]`."""
     weights: np.ndarray = (np.arange(num_categories) + 2.0) ** -0.8
-    return np.divide(weights, weights.sum())
+    law: np.ndarray = weights / weights.sum()
+    return law
 
 
 def walk(rng: np.random.Generator, lengths: np.ndarray, num_categories: int) -> Walk:

@@ -1,0 +1,104 @@
+"""CSV and its kin as frames of strings: whole blocks where possible, line by line where not."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from crossbatch.data.readers.lines import first_line, line_blocks
+from crossbatch.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from crossbatch.data.source import Tally
+
+
+def read_delimited(
+    path: Path,
+    columns: Mapping[str, str],
+    tally: Tally,
+    *,
+    separator: str = ",",
+    header: Sequence[str] | None = None,
+    encoding: str = "utf-8",
+) -> Iterator[pl.DataFrame]:
+    """Yield frames of strings with the given columns.
+
+    Args:
+        path: A text file, gzipped or not; a value holds no line break.
+        columns: From our names to the file's.
+        tally: Counts the lines that have too many fields or another encoding.
+        separator: Between fields; may be longer than a character, as in `1::2::3`.
+        header: The file's column names; by default those of its first line.
+        encoding: Of the text.
+    """
+    names = list(header) if header is not None else split_header(path, separator)
+    missing = [name for name in columns.values() if name not in names]
+    if missing:
+        raise DataError(
+            f"{path.name} has no column {missing[0]!r}; its columns are: {', '.join(names)}"
+        )
+    renaming = {theirs: ours for ours, theirs in columns.items()}
+    skip = 0 if header is not None else 1
+    for number, block in enumerate(line_blocks(path)):
+        rows = block.split(b"\n", skip)[-1] if number == 0 else block
+        if rows.strip():
+            frame = parse_rows(rows, names, tally, separator=separator, encoding=encoding)
+            yield frame.select(list(renaming)).rename(renaming)
+
+
+def parse_rows(
+    block: bytes, names: Sequence[str], tally: Tally, *, separator: str, encoding: str
+) -> pl.DataFrame:
+    """Return a block of lines as a frame of strings."""
+    if encoding != "utf-8":
+        block = block.decode(encoding).encode("utf-8")
+    mark = separator
+    if len(separator) > 1:
+        mark = "\x1f"
+        block = block.replace(separator.encode(), mark.encode())
+    quote = '"' if mark == "," else None  # only CSV has quotes; elsewhere they are plain text
+    schema = dict.fromkeys(names, pl.String)
+    try:
+        frame = pl.read_csv(
+            io.BytesIO(block), has_header=False, separator=mark, schema=schema, quote_char=quote
+        )
+    except pl.exceptions.PolarsError:
+        frame = pl.DataFrame(_rows(block, len(names), tally, mark, quote), schema, orient="row")
+    blank = pl.all_horizontal(pl.all().is_null())
+    return frame.filter(~blank)
+
+
+def split_header(path: Path, separator: str) -> list[str]:
+    """Return the column names of a file's first line."""
+    line = first_line(path)
+    if not line:
+        raise DataError(f"{path.name} is empty")
+    return (
+        next(csv.reader([line], delimiter=separator))
+        if len(separator) == 1
+        else line.split(separator)
+    )
+
+
+def _rows(
+    block: bytes, width: int, tally: Tally, mark: str, quote: str | None
+) -> list[list[str | None]]:
+    rows: list[list[str | None]] = []
+    for line in block.splitlines():
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError:
+            tally.unreadable("line is not UTF-8", 1, repr(line))
+            continue
+        fields = next(csv.reader([text], delimiter=mark)) if quote else text.split(mark)
+        if len(fields) > width:
+            tally.unreadable("too many fields", 1, text)
+        elif text.strip():
+            rows.append([*(field or None for field in fields), *[None] * (width - len(fields))])
+    return rows

@@ -1,0 +1,107 @@
+"""Files of tables: their kind by suffix, their columns, and small ones read whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from crossbatch.data.readers.delimited import read_delimited, split_header
+from crossbatch.data.readers.json_lines import first_object
+from crossbatch.data.readers.lines import line_blocks
+from crossbatch.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from crossbatch.data.source import Tally
+
+SUFFIXES = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".csv.gz": "csv",
+    ".tsv": "tsv",
+    ".tsv.gz": "tsv",
+    ".jsonl": "json",
+    ".jsonl.gz": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".json.gz": "json",
+}
+
+
+def file_kind(path: Path) -> str:
+    """Return "parquet", "csv", "tsv" or "json" by a file's suffix."""
+    kind = next((kind for suffix, kind in SUFFIXES.items() if path.name.endswith(suffix)), None)
+    if kind is None:
+        raise DataError(
+            f"{path.name} has no known suffix: rename it to one of {', '.join(SUFFIXES)}"
+        )
+    return kind
+
+
+def data_files(path: Path) -> list[Path]:
+    """Return a file itself, or the files of a folder in order of their names."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"{path} does not exist")
+    files = sorted(file for file in path.iterdir() if file.name.endswith(tuple(SUFFIXES)))
+    if not files:
+        raise DataError(f"{path} holds no file with a suffix of {', '.join(SUFFIXES)}")
+    return files
+
+
+def column_names(path: Path) -> list[str]:
+    """Return a file's columns without reading it."""
+    kind = file_kind(path)
+    if kind == "json":
+        return list(first_object(path))
+    if kind == "parquet":
+        return list(_scan(path).collect_schema())
+    return split_header(path, "\t" if kind == "tsv" else ",")
+
+
+def read_table(
+    path: Path, key: str, wanted: list[str], keys: pl.Series, tally: Tally
+) -> pl.DataFrame:
+    """Return the wanted columns of the rows with the given keys; the key's column is `key`."""
+    kind = file_kind(path)
+    columns = {"key": key, **{name: name for name in wanted}}
+    if kind == "parquet":
+        chosen = _scan(path).select(pl.col(theirs).alias(ours) for ours, theirs in columns.items())
+        text = pl.col("key").cast(pl.String)
+        return chosen.with_columns(text).filter(pl.col("key").is_in(keys.implode())).collect()
+    if kind == "json":
+        return _json_table(path, columns)
+    if kind == "csv":
+        # content may hold quoted line breaks, so it is parsed as one piece
+        frame = pl.read_csv(line_bytes(path), infer_schema=False)
+        return frame.select(pl.col(theirs).alias(ours) for ours, theirs in columns.items())
+    return pl.concat(read_delimited(path, columns, tally, separator="\t"))
+
+
+def line_bytes(path: Path) -> bytes:
+    """Return a whole text file, decompressed."""
+    return b"".join(line_blocks(path))
+
+
+def _json_table(path: Path, columns: dict[str, str]) -> pl.DataFrame:
+    try:
+        frame = pl.read_ndjson(line_bytes(path), infer_schema_length=None)
+    except pl.exceptions.PolarsError as error:
+        raise DataError(f"{path.name} cannot be read as JSON lines: {error}") from error
+    missing = [name for name in columns.values() if name not in frame.columns]
+    blanks = [pl.lit(None, dtype=pl.String).alias(name) for name in missing]
+    full = frame.with_columns(blanks)
+    return full.select(pl.col(theirs).alias(ours) for ours, theirs in columns.items())
+
+
+def _scan(path: Path) -> pl.LazyFrame:
+    try:
+        frame = pl.scan_parquet(path)
+        frame.collect_schema()
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError(f"{path.name} cannot be read as Parquet: {error}") from error
+    return frame

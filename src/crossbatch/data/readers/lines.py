@@ -1,0 +1,90 @@
+"""Lines of plain or gzipped text in blocks: the next is decompressed while the last is parsed."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, TYPE_CHECKING, cast
+
+from crossbatch.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BLOCK_BYTES = 1 << 24
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+def open_binary(path: Path) -> IO[bytes]:
+    """Open a file for reading, decompressed if it begins like gzip, whatever its name."""
+    file = _open(path)
+    if file.read(2) == GZIP_MAGIC:
+        file.close()
+        return cast("IO[bytes]", gzip.open(path, "rb"))
+    file.seek(0)
+    return file
+
+
+def line_blocks(path: Path) -> Iterator[bytes]:
+    """Yield a text file in blocks of whole lines, each ended by a newline.
+
+    Raises:
+        DataError: If the file is missing, or its compression is broken or cut short.
+    """
+    blocks = _line_blocks(path)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        coming = pool.submit(next, blocks, None)
+        while (block := coming.result()) is not None:
+            coming = pool.submit(next, blocks, None)
+            yield block
+
+
+def first_line(path: Path) -> str:
+    """Return the first line that is not blank, without its end; empty if there is none."""
+    with open_binary(path) as file:
+        try:
+            for line in file:
+                if line.strip():
+                    return line.decode("utf-8-sig").rstrip("\r\n")
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise _broken(path, error) from error
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path.name} is not UTF-8 text ({error.reason} in its first line): convert it"
+            ) from error
+    return ""
+
+
+def _line_blocks(path: Path) -> Iterator[bytes]:
+    with open_binary(path) as file:
+        rest = b""
+        while True:
+            try:
+                data = file.read(BLOCK_BYTES)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise _broken(path, error) from error
+            if not data:
+                break
+            data = rest + data
+            cut = data.rfind(b"\n") + 1
+            rest = data[cut:]
+            if cut:
+                yield data[:cut]
+        if rest:
+            yield rest + b"\n"
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _broken(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path.name} is damaged or cut short ({error}): fetch the file again, "
+        "`gzip -t` tells whether it is whole"
+    )

@@ -1,0 +1,168 @@
+"""MovieLens as published: 100k, 1m, and the CSV editions; a folder or the zip itself."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import polars as pl
+
+from crossbatch.data.readers.delimited import parse_rows, read_delimited
+from crossbatch.data.source import Column, Source, Tally
+from crossbatch.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from crossbatch.data.readers.reader import ReadOptions
+
+RATING_COLUMNS = {"user": "user", "item": "item", "rating": "rating", "time": "time"}
+GENRES = (
+    "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary",
+    "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi",
+    "Thriller", "War", "Western",
+)  # fmt: skip
+
+
+class Edition(NamedTuple):
+    """How one edition is laid out.
+
+    Attributes:
+        ratings: File of the log.
+        separator: Between its fields.
+        header: Columns of the log; empty if the first line names them.
+        movies: File of the items, its separator and columns.
+        users: File of the users, its separator and columns; empty if there is none.
+        age: Kind of the users' age.
+    """
+
+    ratings: str
+    separator: str
+    header: tuple[str, ...]
+    movies: tuple[str, str, tuple[str, ...]]
+    users: tuple[str, str, tuple[str, ...]] | None
+    age: str = "numeric"
+
+
+EDITIONS = {
+    "100k": Edition(
+        "u.data", "\t", ("user", "item", "rating", "time"),
+        ("u.item", "|", ("key", "title", "released", "video", "url", *GENRES)),
+        ("u.user", "|", ("key", "age", "gender", "occupation", "zip")),
+    ),
+    "1m": Edition(
+        "ratings.dat", "::", ("user", "item", "rating", "time"),
+        ("movies.dat", "::", ("key", "title", "genres")),
+        ("users.dat", "::", ("key", "gender", "age", "occupation", "zip")),
+        age="categorical",  # bands, not years
+    ),
+    "csv": Edition("ratings.csv", ",", (), ("movies.csv", ",", ("key", "title", "genres")), None),
+}  # fmt: skip
+ITEM_COLUMNS = (
+    Column("title", "text"), Column("genres", "multi_valued"), Column("year", "numeric"),
+)  # fmt: skip
+
+
+def recognises(path: Path) -> bool:
+    """Tell whether a folder or zip holds one of the editions."""
+    return _find(path) is not None
+
+
+def open_source(path: Path, options: ReadOptions) -> Source:
+    """Return a MovieLens edition as a source."""
+    del options  # everything about these files is known
+    found = _find(path)
+    if found is None:
+        names = ", ".join(edition.ratings for edition in EDITIONS.values())
+        raise DataError(f"{path} is not MovieLens: it holds none of {names}")
+    edition, members = found
+    users = edition.users
+    return Source(
+        format="movielens",
+        files=(path,) if path.is_file() else tuple(sorted(Path(name) for name in members.values())),
+        batches=lambda tally: _ratings(path, edition, members, tally),
+        time_unit="s",
+        item_table=lambda _keys, _tally: _movies(path, edition, members),
+        user_table=(lambda _keys, _tally: _users(path, edition, members)) if users else None,
+        item_columns=ITEM_COLUMNS,
+        user_columns=(
+            Column("gender", "categorical"),
+            Column("age", edition.age),
+            Column("occupation", "categorical"),
+            Column("zip", "categorical"),
+        )
+        if users
+        else (),
+        title="title",
+    )
+
+
+def _find(path: Path) -> tuple[Edition, dict[str, str]] | None:
+    """Return the edition and where its files are: full paths, or names inside the zip."""
+    if path.is_dir():
+        names = {file.name: str(file) for file in path.iterdir() if file.is_file()}
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = {Path(name).name: name for name in archive.namelist() if not name.endswith("/")}
+    else:
+        return None
+    for edition in EDITIONS.values():
+        wanted = [
+            edition.ratings,
+            edition.movies[0],
+            *([edition.users[0]] if edition.users else []),
+        ]
+        if all(name in names for name in wanted):
+            return edition, {name: names[name] for name in wanted}
+    return None
+
+
+def _ratings(
+    path: Path, edition: Edition, members: dict[str, str], tally: Tally
+) -> Iterator[pl.DataFrame]:
+    columns = RATING_COLUMNS
+    if not edition.header:
+        columns = {"user": "userId", "item": "movieId", "rating": "rating", "time": "timestamp"}
+    with tempfile.TemporaryDirectory(prefix="crossbatch-") as folder:
+        log = Path(members[edition.ratings])
+        if path.is_file():  # the zip's log is unpacked to disk, not into memory
+            with zipfile.ZipFile(path) as archive:
+                log = Path(archive.extract(members[edition.ratings], folder))
+        yield from read_delimited(
+            log, columns, tally, separator=edition.separator, header=edition.header or None
+        )
+
+
+def _movies(path: Path, edition: Edition, members: dict[str, str]) -> pl.DataFrame:
+    name, separator, columns = edition.movies
+    frame = _table(path, members[name], separator, columns, has_header=not edition.header)
+    if "genres" not in frame.columns:
+        flags = [pl.when(pl.col(genre) == "1").then(pl.lit(genre)) for genre in GENRES]
+        frame = frame.with_columns(pl.concat_list(flags).list.drop_nulls().alias("genres"))
+    else:
+        frame = frame.with_columns(pl.col("genres").str.split("|"))
+    year = pl.col("title").str.extract(r"\((\d{4})\)\s*$").cast(pl.Float64)
+    return frame.select("key", "title", "genres", year.alias("year"))
+
+
+def _users(path: Path, edition: Edition, members: dict[str, str]) -> pl.DataFrame:
+    name, separator, columns = edition.users or ("", "", ())
+    frame = _table(path, members[name], separator, columns, has_header=False)
+    return frame.with_columns(pl.col("zip").str.slice(0, 3))  # the sorting region
+
+
+def _table(
+    path: Path, member: str, separator: str, columns: tuple[str, ...], *, has_header: bool
+) -> pl.DataFrame:
+    """Read a small table whole; the old editions are Latin-1, the CSV ones UTF-8."""
+    if path.is_file():
+        with zipfile.ZipFile(path) as archive:
+            data = archive.read(member)
+    else:
+        data = Path(member).read_bytes()
+    if has_header:
+        return pl.read_csv(io.BytesIO(data), infer_schema=False, new_columns=list(columns))
+    return parse_rows(data, columns, Tally(), separator=separator, encoding="latin-1")

@@ -1,0 +1,182 @@
+"""Any log as a table: Parquet, CSV/TSV or JSON lines, with item and user tables beside it.
+
+A folder may hold the log in parts (`interactions/*.parquet` or `interactions.parquet`) and the
+content as `items.*` and `users.*`; elsewhere columns and files are named by options.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from crossbatch.data.readers.delimited import read_delimited
+from crossbatch.data.readers.files import SUFFIXES, column_names, data_files, file_kind, read_table
+from crossbatch.data.readers.json_lines import read_json_lines
+from crossbatch.data.readers.kinds import infer_columns
+from crossbatch.data.source import Column, Source, Table, Tally
+from crossbatch.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from crossbatch.data.readers.reader import ReadOptions
+
+USUAL_NAMES = {
+    "user": ("user", "user_id", "userId", "userid", "uid", "reviewerID", "session_id"),
+    "item": ("item", "item_id", "itemId", "itemid", "iid", "asin", "movieId", "product_id"),
+    "time": ("timestamp", "time", "ts", "datetime", "date", "unixReviewTime"),
+}
+BATCH_ROWS = 1_000_000
+
+
+def recognises(path: Path) -> bool:
+    """Tell whether a path is a log whose columns have usual names."""
+    try:
+        logs = _logs(path)
+        names = column_names(logs[0])
+    except (DataError, IndexError):
+        return False
+    return all(set(usual) & set(names) for usual in USUAL_NAMES.values())
+
+
+def open_source(path: Path, options: ReadOptions) -> Source:
+    """Return a table as a source."""
+    logs = _logs(path)
+    columns = _columns(logs[0], options)
+    items = options.items or _beside(path, "items")
+    users = options.users or _beside(path, "users")
+    item_key, item_columns = _content(items, "item", columns["item"], options.item_columns)
+    user_key, user_columns = _content(users, "user", columns["user"], options.user_columns)
+    names = {column.name for column in item_columns}
+    title = options.title or ("title" if "title" in names else None)
+    wanted = sorted(names | {title} if title else names)
+    return Source(
+        format="table",
+        files=tuple(file for file in (*logs, items, users) if file is not None),
+        batches=lambda tally: _batches(logs, columns, tally),
+        time_unit="order" if options.time == "none" else options.time_unit or "auto",
+        item_table=_table(items, item_key, wanted),
+        user_table=_table(users, user_key, sorted(column.name for column in user_columns)),
+        item_columns=item_columns,
+        user_columns=user_columns,
+        title=title if items else None,
+        expected_rows=_rows(logs),
+    )
+
+
+def _logs(path: Path) -> list[Path]:
+    """Return the files of the log in order."""
+    if path.is_dir():
+        whole = _beside(path, "interactions")
+        if whole is not None:
+            return [whole]
+        parts = path / "interactions"
+        path = parts if parts.is_dir() else path
+    files = data_files(path)
+    kinds = {file_kind(file) for file in files}
+    if len(kinds) > 1:
+        raise DataError(
+            f"{path} holds files of several kinds ({', '.join(sorted(kinds))}): name one"
+        )
+    return files
+
+
+def _beside(path: Path, stem: str) -> Path | None:
+    if not path.is_dir():
+        return None
+    found = [path / f"{stem}{suffix}" for suffix in SUFFIXES]
+    return next((file for file in found if file.is_file()), None)
+
+
+def _columns(log: Path, options: ReadOptions) -> dict[str, str]:
+    """Return the file's names of user, item, time and rating, as told or by usual names."""
+    names = column_names(log)
+    told = {"user": options.user, "item": options.item, "time": options.time}
+    columns: dict[str, str] = {}
+    for ours, usual in USUAL_NAMES.items():
+        if ours == "time" and options.time == "none":
+            continue
+        found = [told[ours]] if told[ours] else [name for name in usual if name in names]
+        if not found or found[0] not in names:
+            remedy = " (or --time none if the order of the log counts)" if ours == "time" else ""
+            raise ConfigError(
+                f"{log.name} has no {ours} column {told[ours] or 'of a usual name'}: name it with "
+                f"--{ours}{remedy}; its columns are {', '.join(names)}"
+            )
+        columns[ours] = str(found[0])
+    rating = options.rating or ("rating" if "rating" in names else None)
+    return {**columns, "rating": rating} if rating else columns
+
+
+def _batches(logs: list[Path], columns: Mapping[str, str], tally: Tally) -> Iterator[pl.DataFrame]:
+    row = 0
+    for log in logs:
+        for frame in _frames(log, columns, tally):
+            if "time" not in columns:
+                order = pl.int_range(row, row + len(frame), eager=True).alias("time")
+                frame = frame.with_columns(order)
+            row += len(frame)
+            yield frame
+
+
+def _frames(log: Path, columns: Mapping[str, str], tally: Tally) -> Iterator[pl.DataFrame]:
+    kind = file_kind(log)
+    if kind == "json":
+        return read_json_lines(log, columns, tally)
+    if kind == "parquet":
+        return _parquet(log, columns)
+    return read_delimited(log, columns, tally, separator="\t" if kind == "tsv" else ",")
+
+
+def _parquet(log: Path, columns: Mapping[str, str]) -> Iterator[pl.DataFrame]:
+    chosen = [pl.col(theirs).alias(ours) for ours, theirs in columns.items()]
+    try:
+        frames = (
+            pl.scan_parquet(log)
+            .select(chosen)
+            .collect_batches(maintain_order=True, chunk_size=BATCH_ROWS)
+        )
+        yield from frames
+    except pl.exceptions.ColumnNotFoundError as error:
+        raise DataError(f"{log.name} lacks a column that the first file has: {error}") from error
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError(f"{log.name} cannot be read as Parquet: {error}") from error
+
+
+def _rows(logs: list[Path]) -> int | None:
+    if file_kind(logs[0]) != "parquet":
+        return None
+    return sum(int(pl.scan_parquet(log).select(pl.len()).collect().item()) for log in logs)
+
+
+def _content(
+    table: Path | None, what: str, log_key: str, told: tuple[Column, ...] | None
+) -> tuple[str, tuple[Column, ...]]:
+    """Return the key column of a content table, and its features as told or by their types."""
+    if table is None:
+        if told:
+            raise ConfigError(f"{what} features need a table: name it with --{what}s")
+        return "", ()
+    names = column_names(table)
+    key = next((name for name in (log_key, *USUAL_NAMES[what]) if name in names), None)
+    if key is None:
+        raise DataError(
+            f"{table.name} has no column {log_key!r} with the {what}s' ids; "
+            f"its columns are {', '.join(names)}"
+        )
+    if told is None:
+        return key, infer_columns(table, key)
+    unknown = [column.name for column in told if column.name not in names]
+    if unknown:
+        raise ConfigError(
+            f"{table.name} has no column {unknown[0]!r}; its columns are {', '.join(names)}"
+        )
+    return key, told
+
+
+def _table(path: Path | None, key: str, wanted: list[str]) -> Table | None:
+    if path is None:
+        return None
+    return lambda keys, tally: read_table(path, key, wanted, keys, tally)
