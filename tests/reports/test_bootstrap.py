@@ -64,7 +64,6 @@ def test_same_seed_same_interval() -> None:
     np.testing.assert_array_equal(resampled_means(users(4)), resampled_means(users(4)))
 
 
-@pytest.mark.slow
 def test_interval_covers_the_true_gain_as_often_as_it_says() -> None:
     rng = np.random.default_rng(5)
     covered = 0

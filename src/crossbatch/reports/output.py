@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -26,9 +27,7 @@ def write_whole(path: Path, content: bytes) -> Path:
         partial.write_bytes(content)
         partial.replace(path)
     except OSError as error:
-        raise ConfigError(
-            f"cannot write {path} ({error.strerror}); choose another place"
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise ConfigError(f"cannot write {path} ({error.strerror}); name another file") from error
     return path
