@@ -2,39 +2,280 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-Out = Annotated[Path, typer.Option("--out", help="The dataset folder to create.")]
+from crossbatch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from crossbatch.data import Column
+    from crossbatch.data.progress import Progress
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="Dataset folder to create.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")]
+BAR = 40
+
+app = typer.Typer(no_args_is_help=True, help="Look into datasets.")
 
 
-def register(app: typer.Typer) -> None:
+def register(parent: typer.Typer) -> None:
     """Add the commands of this part."""
-    app.command("synth")(synth)
+    parent.command("prepare")(prepare)
+    parent.command("synth")(synth)
+    parent.add_typer(app, name="data")
+
+
+def prepare(
+    source: Annotated[Path, typer.Argument(help="Raw log: a file, a folder or a zip.")],
+    out: Out,
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="table, amazon, movielens, comirec or recbole; else detected."
+        ),
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="Column of user ids.")] = None,
+    item: Annotated[str | None, typer.Option(help="Column of item ids.")] = None,
+    time: Annotated[str | None, typer.Option(help="Column of times; 'none': file order.")] = None,
+    rating: Annotated[str | None, typer.Option(help="Column of ratings.")] = None,
+    time_unit: Annotated[str | None, typer.Option(help="auto, s, ms, us, ns or order.")] = None,
+    items: Annotated[Path | None, typer.Option(help="File of item content.")] = None,
+    users: Annotated[Path | None, typer.Option(help="File of user content.")] = None,
+    title: Annotated[str | None, typer.Option(help="Item column that names an item.")] = None,
+    item_feature: Annotated[
+        list[str] | None, typer.Option(help="NAME:KIND[:SEPARATOR]; may be repeated.")
+    ] = None,
+    user_feature: Annotated[
+        list[str] | None, typer.Option(help="NAME:KIND[:SEPARATOR]; may be repeated.")
+    ] = None,
+    min_item_count: Annotated[int | None, typer.Option(help="Default 5.")] = None,
+    min_user_count: Annotated[int | None, typer.Option(help="Default 5.")] = None,
+    core: Annotated[bool, typer.Option("--core", help="Repeat the filters to a k-core.")] = False,
+    split: Annotated[str | None, typer.Option(help="user, leave_last_out or time.")] = None,
+    valid_share: Annotated[float | None, typer.Option(help="Default 0.1.")] = None,
+    test_share: Annotated[float | None, typer.Option(help="Default 0.1.")] = None,
+    ties: Annotated[str | None, typer.Option(help="shuffle, stable or item.")] = None,
+    min_history: Annotated[int | None, typer.Option(help="Default 4.")] = None,
+    cold_items: Annotated[float | None, typer.Option(help="Share withheld from training.")] = None,
+    min_rating: Annotated[float | None, typer.Option(help="Leave out lower ratings.")] = None,
+    max_bad_lines: Annotated[
+        str, typer.Option(help="Refused lines that are tolerated: a share (0.1%) or a number.")
+    ] = "0.1%",
+    seed: Annotated[int | None, typer.Option(help="Default 1230, as ComiRec.")] = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Prepare a raw log: read, filter, split, encode; a memory-mapped dataset folder."""
+    from crossbatch.data.folder import check_free
+    from crossbatch.data.options import PrepareOptions
+    from crossbatch.data.prepare import prepare as run
+    from crossbatch.data.readers import ReadOptions, open_source
+
+    check_free(out, overwrite=overwrite)
+    reading = ReadOptions(
+        user=user,
+        item=item,
+        time=time,
+        rating=rating,
+        time_unit=time_unit,
+        items=items,
+        users=users,
+        title=title,
+        item_columns=_columns(item_feature),
+        user_columns=_columns(user_feature),
+    )
+    raw = open_source(source, format_name, reading)
+    if not quiet and format_name is None:
+        typer.echo(f"reading {source} as {raw.format}")
+    given = {
+        "min_item_count": min_item_count,
+        "min_user_count": min_user_count,
+        "core": core,
+        "split": split,
+        "valid_share": valid_share,
+        "test_share": test_share,
+        "ties": ties,
+        "min_history": min_history,
+        "cold_items": cold_items,
+        "min_rating": min_rating,
+        "max_bad_lines": _limit(max_bad_lines),
+        "seed": seed,
+    }
+    options = PrepareOptions.merged(raw.defaults, given)
+    with _progress(quiet=quiet) as progress:
+        manifest = run(raw, out, options, overwrite=overwrite, progress=progress)
+    if not quiet:
+        _summary(manifest, out)
 
 
 def synth(
-    out: Out,
-    users: Annotated[int, typer.Option(min=10)] = 6_000,
-    items: Annotated[int, typer.Option(min=20)] = 3_000,
-    interactions: Annotated[int, typer.Option(min=100)] = 120_000,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Dataset folder to create.")
+    ] = None,
+    raw: Annotated[Path | None, typer.Option(help="Write the raw log as Parquet instead.")] = None,
+    users: Annotated[int, typer.Option()] = 6_000,
+    items: Annotated[int, typer.Option()] = 3_000,
+    interactions: Annotated[int, typer.Option()] = 120_000,
+    seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
     cold: Annotated[float, typer.Option(help="Share of items withheld from training.")] = 0.05,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Generate a synthetic dataset with known structure."""
+    """Generate a dataset with known structure: drifting interests, telling titles, cold items."""
     from crossbatch.data.options import PrepareOptions
-    from crossbatch.data.prepare import prepare
-    from crossbatch.data.synthetic import SynthOptions, synthetic_source
+    from crossbatch.data.prepare import prepare as run
+    from crossbatch.data.synthetic import SynthOptions, synthetic_source, write_raw
 
+    if out is None and raw is None:
+        raise ConfigError("say where to write: --out DATASET, or --raw DIR for the raw log")
     options = SynthOptions(users, items, interactions, seed)
-    manifest = prepare(
-        synthetic_source(options), out, PrepareOptions(cold_items=cold), overwrite=overwrite
+    if raw is not None:
+        write_raw(options, raw, overwrite=overwrite)
+        if not quiet:
+            typer.echo(f"raw log written to {raw}: crossbatch prepare {raw} --out DATASET")
+    if out is not None:
+        chosen = PrepareOptions(cold_items=cold)
+        with _progress(quiet=quiet) as progress:
+            manifest = run(
+                synthetic_source(options), out, chosen, overwrite=overwrite, progress=progress
+            )
+        if not quiet:
+            _summary(manifest, out)
+
+
+@app.command("describe")
+def describe_command(
+    dataset: Annotated[Path, typer.Argument(help="Dataset folder.")],
+    picture: Annotated[Path | None, typer.Option(help="Also draw it: .png, .svg or .pdf.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every file's checksum.")] = False,
+) -> None:
+    """Tell what is in a dataset, as a table and, if asked, as a picture."""
+    from crossbatch.data.dataset import open_dataset
+    from crossbatch.data.describe import describe
+    from crossbatch.data.picture import draw
+
+    opened = open_dataset(dataset)
+    if verify:
+        opened.verify()
+    facts = describe(opened)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        _print_facts(facts, dataset)
+    if picture is not None:
+        draw(opened, picture)
+        typer.echo(f"picture written to {picture}", err=as_json)
+
+
+def _columns(specifications: list[str] | None) -> tuple[Column, ...] | None:
+    """Parse `name:kind` and `name:kind:separator`."""
+    from crossbatch.data import Column
+
+    if specifications is None:
+        return None
+    columns = []
+    for text in specifications:
+        name, _, rest = text.partition(":")
+        kind, _, separator = rest.partition(":")
+        if not name or not kind:
+            raise ConfigError(f"a feature is NAME:KIND or NAME:KIND:SEPARATOR, got {text!r}")
+        columns.append(Column(name, kind, separator or "|"))
+    return tuple(columns)
+
+
+def _limit(text: str) -> float:
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError as error:
+        raise ConfigError(f"--max-bad-lines is a share (0.1%) or a number, got {text!r}") from error
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Progress]:
+    """Show one bar a stage on a terminal; nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda _stage, _done, _total: None
+        return
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), TextColumn("{task.fields[note]}"))
+    with Bars(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    bars.update(task, total=1, completed=1)
+                tasks[stage] = bars.add_task(stage, total=total, note="")
+            note = f"{done:,}" if total is None and done else ""
+            bars.update(tasks[stage], completed=done, total=total, note=note)
+
+        yield report
+
+
+def _summary(manifest: dict[str, Any], out: Path) -> None:
+    counts, reading, accounting = manifest["counts"], manifest["reading"], manifest["accounting"]
+    typer.echo(
+        f"{out}: {counts['users']:,} users, {counts['items']:,} items, "
+        f"{counts['interactions']:,} interactions; train {counts['train_users']:,} users with "
+        f"{counts['eligible_samples']:,} samples, valid {counts['valid_users']:,}, "
+        f"test {counts['test_users']:,} users"
     )
-    if not quiet:
-        typer.echo(str(manifest["counts"]))
+    dropped = {
+        "refused lines": sum(reading["bad_lines"].values()),
+        "below the rating": reading["below_rating"],
+        "rare items": accounting["dropped_by_item"],
+        "short users": accounting["dropped_by_user"],
+        "withheld cold items": accounting["dropped_cold"],
+    }
+    left_out = ", ".join(f"{number:,} ({why})" for why, number in dropped.items() if number)
+    typer.echo(f"{reading['lines']:,} lines read; left out: {left_out or 'none'}")
+    if counts["train_users_too_short"]:
+        typer.echo(f"{counts['train_users_too_short']:,} training users are too short for a sample")
+    for note in reading["notes"]:
+        typer.echo(f"note: {note}")
+
+
+def _print_facts(facts: dict[str, Any], dataset: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(title=str(dataset), show_header=False)
+    for section in ("counts", "lengths", "popularity", "cold", "order", "time"):
+        for name, value in (facts[section] or {}).items():
+            if not isinstance(value, dict):
+                table.add_row(section, name.replace("_", " "), _number(value))
+            elif name != "histogram":
+                table.add_row(
+                    section, name, "  ".join(f"{k} {_number(v)}" for k, v in value.items())
+                )
+    for owner, features in facts["features"].items():
+        for name, entry in features.items():
+            text = (
+                f"{entry['encoder']}, {entry['num_values']:,} values, {entry['coverage']:.1%} known"
+            )
+            table.add_row(f"{owner} feature", name, text)
+    console.print(table)
+    histogram = facts["lengths"]["histogram"]
+    largest = max(histogram.values())
+    console.print("users by sequence length")
+    for name, count in histogram.items():
+        console.print(f"{name:>12} {'█' * max(round(BAR * count / largest), count > 0)} {count:,}")
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() else f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

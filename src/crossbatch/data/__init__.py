@@ -9,19 +9,25 @@ from __future__ import annotations
 
 from crossbatch.data.batches import Batch, EvalBatch
 from crossbatch.data.dataset import Dataset, open_dataset
+from crossbatch.data.describe import describe
 from crossbatch.data.features import Feature
 from crossbatch.data.options import PrepareOptions
 from crossbatch.data.prepare import prepare
+from crossbatch.data.readers import READERS, ReadOptions, open_source
 from crossbatch.data.source import Column, Source
 
 __all__ = [
+    "READERS",
     "Batch",
     "Column",
     "Dataset",
     "EvalBatch",
     "Feature",
     "PrepareOptions",
+    "ReadOptions",
     "Source",
+    "describe",
     "open_dataset",
+    "open_source",
     "prepare",
 ]

@@ -49,7 +49,7 @@ class Feature:
 
 
 def write_features(
-    folder: Path, table: pl.DataFrame, columns: Sequence[Column]
+    folder: Path, table: pl.DataFrame, columns: Sequence[Column], *, padding: int = 0
 ) -> dict[str, dict[str, Any]]:
     """Fit an encoder to each column, write its arrays and state, and return what was learned.
 
@@ -57,6 +57,7 @@ def write_features(
         folder: An own folder for these features; created.
         table: One row for each row of the features, null where there is no content.
         columns: Which columns of `table` to encode, and how.
+        padding: How many first rows are no items or users, so do not count as missing content.
 
     Returns:
         For each feature its kind, size, and the share of rows that have a value.
@@ -82,7 +83,7 @@ def write_features(
         summary[column.name] = {
             "encoder": column.kind,
             "num_values": encoded.num_values,
-            "coverage": _coverage(series),
+            "coverage": _coverage(series[padding:]),
         }
     (folder / SCHEMA).write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
     return summary
@@ -155,4 +156,4 @@ def _schema(folder: Path) -> dict[str, Any]:
 
 
 def _coverage(series: pl.Series) -> float:
-    return 1.0 - series.null_count() / max(len(series), 1)
+    return round(1.0 - series.null_count() / max(len(series), 1), 6)

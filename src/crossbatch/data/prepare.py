@@ -141,7 +141,9 @@ def _write_content(
         table = _aligned(padded, source.item_table(item_keys, tally), "items", tally)
         if source.title is not None:
             write_strings(folder, "item_titles", table[source.title].cast(pl.String))
-        summary["items"] = write_features(folder / "features/items", table, source.item_columns)
+        summary["items"] = write_features(
+            folder / "features/items", table, source.item_columns, padding=1
+        )
     if source.user_table is not None:
         table = _aligned(user_keys, source.user_table(user_keys, tally), "users", tally)
         summary["users"] = write_features(folder / "features/users", table, source.user_columns)
