@@ -133,15 +133,7 @@ class Corpus:
     dim: int
 
     def __post_init__(self) -> None:
-        if self.item_counts.dim() != 1 or self.item_counts.shape[0] < 2:
-            raise ValueError(
-                "item_counts must have shape [num_items + 1] with row 0 for padding, "
-                f"got {list(self.item_counts.shape)}"
-            )
-        if not bool(torch.isfinite(self.item_counts).all()) or bool((self.item_counts < 0).any()):
-            raise ValueError(
-                "item_counts must be finite and not negative; check how they were made"
-            )
+        check_counts(self.item_counts)
         if not bool((self.item_counts[1:] > 0).any()):
             raise ValueError("item_counts are all zero; count the items of the training part")
         if self.dim < 1:
@@ -151,3 +143,23 @@ class Corpus:
     def num_items(self) -> int:
         """Number of items; their ids are 1 to num_items."""
         return int(self.item_counts.shape[0]) - 1
+
+
+def check_counts(item_counts: Tensor) -> None:
+    """Raise `ValueError` unless `item_counts` can be a table of counts or probabilities."""
+    if not isinstance(item_counts, Tensor):
+        raise ValueError(
+            f"item_counts must be a tensor, got {type(item_counts).__name__}; "
+            "convert it with torch.as_tensor"
+        )
+    if item_counts.dim() != 1 or item_counts.shape[0] < 2:
+        raise ValueError(
+            "item_counts must have shape [num_items + 1] with row 0 for padding, "
+            f"got {list(item_counts.shape)}"
+        )
+    broken = ~torch.isfinite(item_counts) | (item_counts < 0)
+    if bool(broken.any()):
+        raise ValueError(
+            "item_counts must be finite and not negative, got "
+            f"{float(item_counts[broken][0])}; check how they were made"
+        )

@@ -77,14 +77,19 @@ def with_bank(positives: Candidates, cached: Candidates, item_gradient: str) -> 
     """B ∪ M, with the item-side gradient of choice; an empty bank gives the positives alone."""
     if len(cached) == 0:
         return positives
-    if item_gradient == "balanced" and len(positives) > 1:
-        others = len(positives) - 1
-        scale = (others + len(cached)) / others
-        v = positives.embeddings
-        # Same value, scaled gradient. The positive's own role uses the unscaled vector.
-        v = v.detach() + scale * (v - v.detach())
-        positives = Candidates(v, positives.item_ids, positives.log_q)
+    if item_gradient == "balanced":
+        positives = balanced(positives, len(cached))
     return positives + cached
+
+
+def balanced(positives: Candidates, num_cached: int) -> Candidates:
+    """The batch in its negative role: the same values, their gradient scaled to stand in for M."""
+    others = len(positives) - 1
+    if others == 0:
+        return positives
+    v = positives.embeddings
+    v = v.detach() + (others + num_cached) / others * (v - v.detach())
+    return Candidates(v, positives.item_ids, positives.log_q)
 
 
 def check_bank_options(warmup_steps: int, item_gradient: str) -> None:

@@ -16,7 +16,7 @@ from crossbatch.negatives.candidates import Candidates
 from crossbatch.negatives.cross_batch import check_bank_options, with_bank
 from crossbatch.negatives.diagnostics import diagnose, diagnose_bank
 from crossbatch.negatives.frequency import LogFrequency
-from crossbatch.negatives.loss import Reduction, sampled_softmax_loss
+from crossbatch.negatives.loss import Reduction, check_softmax_options, sampled_softmax_loss
 from crossbatch.negatives.masks import known_positives_mask
 from crossbatch.negatives.memory_bank import MemoryBank
 
@@ -67,8 +67,7 @@ class CrossBatchSoftmax(nn.Module):
     ) -> None:
         super().__init__()
         check_bank_options(warmup_steps, item_gradient)
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
+        check_softmax_options(temperature, mask, chunk_size)
         self.bank = MemoryBank(capacity, dim, dtype=bank_dtype)
         self.frequency = None if item_counts is None else LogFrequency(item_counts)
         self.warmup_steps = warmup_steps
@@ -154,7 +153,12 @@ class CrossBatchSoftmax(nn.Module):
         if int(self.bank.step) > self.warmup_steps:
             negatives = with_bank(positives, cached, self.item_gradient)
         return diagnose_bank(self.bank, positives) | diagnose(
-            users, positives, negatives, temperature=self.temperature, mask=self.mask
+            users,
+            positives,
+            negatives,
+            temperature=self.temperature,
+            mask=self.mask,
+            item_gradient=self.item_gradient,
         )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -185,6 +189,11 @@ def best_interest(interests: Tensor, items: Tensor) -> Tensor:
     Returns:
         `[B, d]`; gradient flows into the chosen interest alone.
     """
+    if interests.dim() != 3 or items.shape != (interests.shape[0], interests.shape[2]):
+        raise ValueError(
+            "interests must have shape [B, K, d] and items [B, d], got "
+            f"{list(interests.shape)} and {list(items.shape)}"
+        )
     scores = torch.einsum("bkd,bd->bk", interests.detach().float(), items.detach().float())
     chosen = scores.argmax(dim=1)
     return interests[torch.arange(len(chosen), device=chosen.device), chosen]

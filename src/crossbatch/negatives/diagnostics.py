@@ -5,11 +5,13 @@ diagnose(users, positives, negatives)["effective_negatives"]
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import torch
 
 from crossbatch.negatives.candidates import Candidates
+from crossbatch.negatives.cross_batch import balanced
 from crossbatch.negatives.loss import sampled_softmax_loss
 from crossbatch.negatives.masks import MASKS
 
@@ -30,6 +32,7 @@ def diagnose(
     *,
     temperature: float = 1.0,
     mask: str = "both",
+    item_gradient: str = "paper",
 ) -> dict[str, float]:
     """Measure one batch.
 
@@ -39,6 +42,7 @@ def diagnose(
         negatives: The columns that the loss saw.
         temperature: As given to the loss.
         mask: As given to the loss.
+        item_gradient: As given to the sampler; only `gradient_ratio` depends on it.
 
     Returns:
         negatives_per_row: Mean number of columns that count as negatives.
@@ -73,7 +77,9 @@ def diagnose(
             "bank_mass_share": _mean((p * cached).sum(dim=1)),
             "item_norm": float(v.norm(dim=1).mean()),
             "mean_direction_share": float(directions.mean(dim=0).norm()),
-            "gradient_ratio": _gradient_ratio(u, positives, negatives, temperature, mask),
+            "gradient_ratio": _gradient_ratio(
+                u, positives, negatives, temperature, mask, item_gradient
+            ),
         }
 
 
@@ -114,22 +120,28 @@ def diagnose_bank(
 
 
 def _gradient_ratio(
-    u: Tensor, positives: Candidates, negatives: Candidates, temperature: float, mask: str
+    u: Tensor,
+    positives: Candidates,
+    negatives: Candidates,
+    temperature: float,
+    mask: str,
+    item_gradient: str,
 ) -> float:
     """Re-run the loss on leaves of its own: the caller's graph is not touched."""
     with torch.enable_grad():
         users = u.detach().requires_grad_()
         items = positives.embeddings.detach().float().requires_grad_()
         own = Candidates(items, positives.item_ids, positives.log_q)
-        columns: Candidates | None = None
-        for part in negatives.parts:
-            is_batch = not part.cached and torch.equal(part.item_ids, positives.item_ids)
-            part = own if is_batch else part.detached()
-            columns = part if columns is None else columns + part
-        assert columns is not None
+        num_cached = sum(len(part) for part in negatives.parts if part.cached)
+        batch = balanced(own, num_cached) if item_gradient == "balanced" else own
+        parts = [
+            batch if torch.equal(part.item_ids, positives.item_ids) else part.detached()
+            for part in negatives.parts
+        ]
+        columns = reduce(Candidates.__add__, parts)
         loss = sampled_softmax_loss(users, own, columns, temperature=temperature, mask=mask)
-        user_gradient, item_gradient = torch.autograd.grad(loss, (users, items))
-    return float(item_gradient.norm() / user_gradient.norm().clamp(min=1e-12))
+        user_side, item_side = torch.autograd.grad(loss, (users, items))
+    return float(item_side.norm() / user_side.norm().clamp(min=1e-12))
 
 
 def _mean(values: Tensor) -> float:

@@ -14,8 +14,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from crossbatch.negatives.candidates import check_counts
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def check_ids(name: str, item_ids: Tensor, lowest: int, highest: int) -> None:
+    """Raise `ValueError` unless `item_ids` are int64 within the bounds."""
+    if item_ids.dtype != torch.int64:
+        raise ValueError(f"{name} must be int64, got {item_ids.dtype}; convert them with .long()")
+    if item_ids.numel() and not lowest <= int(item_ids.min()) <= int(item_ids.max()) <= highest:
+        raise ValueError(
+            f"{name} must lie between {lowest} and {highest}, got {int(item_ids.min())} to "
+            f"{int(item_ids.max())}; item_counts needs one entry per item"
+        )
 
 
 def item_frequency(items: Tensor, num_items: int) -> Tensor:
@@ -28,11 +41,8 @@ def item_frequency(items: Tensor, num_items: int) -> Tensor:
     Returns:
         `[num_items + 1]` int64 counts; row 0 (padding) is 0.
     """
+    check_ids("items", items, 0, num_items)
     counts = torch.bincount(items, minlength=num_items + 1)
-    if counts.shape[0] > num_items + 1:
-        raise ValueError(
-            f"items hold id {counts.shape[0] - 1}, beyond num_items={num_items}; re-index them"
-        )
     counts[0] = 0
     return counts
 
@@ -54,6 +64,12 @@ def sampler_law(offsets: Tensor, items: Tensor, num_items: int, *, min_history: 
     Returns:
         `[num_items + 1]` float64 probabilities; items that are never a target have 0.
     """
+    check_ids("items", items, 0, num_items)
+    if int(offsets[0]) != 0 or int(offsets[-1]) != items.shape[0]:
+        raise ValueError(
+            f"offsets must run from 0 to the number of items, {items.shape[0]}, got "
+            f"{int(offsets[0])} to {int(offsets[-1])}"
+        )
     lengths = offsets.diff()
     targets_per_user = (lengths - min_history).clamp(min=0)
     num_users = int((targets_per_user > 0).sum())
@@ -94,6 +110,7 @@ class LogFrequency(nn.Module):
 
     def __init__(self, item_counts: Tensor) -> None:
         super().__init__()
+        check_counts(item_counts)
         counts = item_counts.double()
         log_q = (counts.log() - counts.sum().log()).float()
         # Derived from the data, not learned: a checkpoint need not carry a catalogue-sized table.
@@ -103,12 +120,7 @@ class LogFrequency(nn.Module):
         """`[N]` log q of `item_ids` `[N]`."""
         if torch.compiler.is_compiling():  # value checks would break the graph
             return self.log_q[item_ids]
-        num_rows = self.log_q.shape[0]
-        if item_ids.numel() and not 0 <= int(item_ids.min()) <= int(item_ids.max()) < num_rows:
-            raise ValueError(
-                f"item_ids must lie in [0, {num_rows}), got {int(item_ids.min())} to "
-                f"{int(item_ids.max())}; item_counts needs one entry per item"
-            )
+        check_ids("item_ids", item_ids, 0, self.log_q.shape[0] - 1)
         log_q = self.log_q[item_ids]
         if bool(torch.isinf(log_q).any()):
             unseen = int(item_ids[torch.isinf(log_q)][0])

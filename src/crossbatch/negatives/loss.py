@@ -8,6 +8,7 @@ One function serves every strategy, because strategies differ only in the column
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -65,7 +66,8 @@ def sampled_softmax_loss(
     Returns:
         Scalar, or `[B]` for `reduction="none"`.
     """
-    _check(users, positives, negatives, reduction, mask, exclude, chunk_size, temperature)
+    check_softmax_options(temperature, mask, chunk_size)
+    _check(users, positives, negatives, reduction, exclude)
     # Upcast first: the quotient of a 16-bit vector would be rounded again, or overflow.
     queries = users.to(torch.promote_types(users.dtype, torch.float32)) / temperature  # [B, d]
     if torch.compiler.is_compiling() and chunk_size is None:
@@ -121,15 +123,26 @@ def row_losses(
         return torch.cat([own.unsqueeze(1), logits], dim=1).logsumexp(dim=1) - own
 
 
+def check_softmax_options(temperature: float | Tensor, mask: str, chunk_size: int | None) -> None:
+    """Raise `ValueError` for options that no softmax can honour."""
+    if isinstance(temperature, (int, float)) and not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite, got {temperature}")
+    if isinstance(temperature, torch.Tensor) and temperature.numel() != 1:
+        raise ValueError(
+            f"temperature must be one number, got a tensor of shape {list(temperature.shape)}"
+        )
+    if mask not in MASKS:
+        raise ValueError(f"mask must be one of {', '.join(MASKS)}, got {mask!r}")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1 or None, got {chunk_size}")
+
+
 def _check(
     users: Tensor,
     positives: Candidates,
     negatives: Candidates,
     reduction: str,
-    mask: str,
     exclude: Tensor | None,
-    chunk_size: int | None,
-    temperature: float | Tensor,
 ) -> None:
     if users.dim() != 2 or not users.is_floating_point():
         raise ValueError(
@@ -150,12 +163,6 @@ def _check(
             )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
-    if mask not in MASKS:
-        raise ValueError(f"mask must be one of {', '.join(MASKS)}, got {mask!r}")
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1 or None, got {chunk_size}")
-    if isinstance(temperature, (int, float)) and not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
     if exclude is not None:
         expected = (users.shape[0], len(negatives))
         if exclude.dtype != torch.bool or exclude.shape != expected:

@@ -32,8 +32,9 @@ class MemoryBank(nn.Module):
     (amortised: each row is copied once). So `read` hands out views, without a copy, that stay what
     they were whatever is enqueued later.
 
-    All state is in buffers (rows, ids, log q, birth, cursor, fill, step), so a `state_dict`
-    taken at any moment resumes exactly. The three counters stay on the host: reading them never
+    All state is in buffers (rows, ids, log q, birth, cursor, fill, step), and the counters are
+    replaced, not changed in place: a `state_dict` taken at any moment resumes exactly, even if it
+    was not copied and training went on. The three counters stay on the host: reading them never
     waits for a GPU.
 
     Args:
@@ -66,7 +67,7 @@ class MemoryBank(nn.Module):
         self.register_buffer("log_q", torch.zeros(rows))
         self.register_buffer("birth", torch.zeros(rows, dtype=torch.int64))
         for counter in ("cursor", "fill", "step"):
-            self.register_buffer(counter, torch.zeros((), dtype=torch.int64))
+            self.register_buffer(counter, torch.zeros((), dtype=torch.int64, device="cpu"))
 
     def __len__(self) -> int:
         return int(self.fill)
@@ -110,13 +111,13 @@ class MemoryBank(nn.Module):
                 f"items hold {broken} rows that are not finite as {self.embeddings.dtype}; a bank "
                 "of them would poison later losses, so find where training diverged"
             )
-        self.step += 1
+        self.skip()
         if self.capacity:
             self._append(rows, items.item_ids[newest:], log_q)
 
     def skip(self) -> None:
         """Count an iteration whose items are not kept."""
-        self.step += 1
+        self.step = self.step + 1
 
     def _append(self, rows: Tensor, item_ids: Tensor, log_q: Tensor) -> None:
         if int(self.cursor) + rows.shape[0] > self.embeddings.shape[0]:
@@ -127,8 +128,8 @@ class MemoryBank(nn.Module):
         self.item_ids[start:end] = item_ids
         self.log_q[start:end] = log_q
         self.birth[start:end] = int(self.step)
-        self.cursor.fill_(end)
-        self.fill.fill_(min(self.capacity, int(self.fill) + rows.shape[0]))
+        self.cursor = self.cursor + rows.shape[0]
+        self.fill = (self.fill + rows.shape[0]).clamp(max=self.capacity)
 
     def _move_to_fresh_buffers(self) -> None:
         window = self._window()
@@ -137,7 +138,7 @@ class MemoryBank(nn.Module):
             fresh = torch.zeros_like(old)
             fresh[: len(self)] = old[window]
             setattr(self, name, fresh)
-        self.cursor.fill_(len(self))
+        self.cursor = self.fill.clone()
 
     def _window(self) -> slice:
         return slice(int(self.cursor) - int(self.fill), int(self.cursor))
@@ -159,8 +160,8 @@ class MemoryBank(nn.Module):
                 f"{saved.shape[1]}, this one has {self.capacity} and {self.dim}; build it alike, "
                 "or leave the bank out of the state to start empty"
             )
-
-        # A view handed out by read() must survive a load: load into buffers of our own.
-        for name in ("embeddings", "item_ids", "log_q", "birth"):
-            setattr(self, name, getattr(self, name).clone())
+        # Views handed out by read() and earlier state_dicts must survive a load: load into buffers
+        # of our own.
+        for name, buffer in self.named_buffers(recurse=False):
+            setattr(self, name, buffer.clone())
         super()._load_from_state_dict(state_dict, prefix, *args)

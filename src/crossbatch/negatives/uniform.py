@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from crossbatch.negatives.candidates import Candidates
+from crossbatch.negatives.frequency import check_ids
 from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class UniformSampler(NegativeSampler):
 
     def log_q(self, item_ids: Tensor) -> Tensor:
         """`[N]` constant −log(num_items), or the log of the Zipf law."""
+        if not torch.compiler.is_compiling():  # value checks would break the graph
+            check_ids("item_ids", item_ids, 1, self.num_items)
         if self.law == "uniform":
             return torch.full(item_ids.shape, -math.log(self.num_items), device=item_ids.device)
         probability = torch.log1p(1.0 / item_ids.double()) / math.log(self.num_items + 1)
