@@ -243,12 +243,15 @@ def _converted(key: str, value: Any, hint: Any) -> Any:
 def _apply_override(document: dict[str, Any], override: str) -> None:
     path, separator, text = override.partition("=")
     keys = path.strip().split(".")
-    if not separator or len(keys) < 2:
-        raise ConfigError(f"--set needs section.key=value, got {override!r}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text  # a bare word is a string
+    if not separator or (len(keys) < 2 and not isinstance(value, dict)):
+        raise ConfigError(
+            f"--set needs section.key=value, or section={{...}} for a whole section, "
+            f"got {override!r}"
+        )
     for key in keys[:-1]:
         document = document.setdefault(key, {})
         if not isinstance(document, dict):

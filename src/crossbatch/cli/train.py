@@ -68,7 +68,7 @@ def train(
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run folder of a finished training.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     split: Annotated[str, typer.Option(help="valid or test.")] = "test",
     data: Annotated[
         Path | None, typer.Option(help="Dataset folder, if it has moved since training.")
@@ -80,16 +80,16 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Rank the whole catalogue for every user of a split, beside simple baselines.
+    """Rank the whole catalogue for every user of a split; simple baselines beside the models.
 
     Example: crossbatch evaluate runs/first --split test
     """
     import json
 
-    from crossbatch.training.saved import evaluate_run
+    from crossbatch.training.saved import evaluate_runs
 
-    table = evaluate_run(
-        run, split, data=data, exclude_history=exclude_history, baselines=baselines
+    table = evaluate_runs(
+        runs, split, data=data, exclude_history=exclude_history, baselines=baselines
     )
     if as_json:
         typer.echo(json.dumps(table, indent=1))

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from crossbatch.errors import ConfigError
-from crossbatch.evaluation import evaluate
+from crossbatch.evaluation import Popularity, evaluate, evaluate_recommender
+from crossbatch.evaluation.baselines import popularity
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training import checkpoint
 from crossbatch.training.assemble import build_trainer, pick_device, resolve
@@ -222,6 +223,7 @@ class _Run:
             },
             "num_users": test.num_users,
             "num_items": self.dataset.num_items,
+            "baselines": {"popularity": {"test": _finite(self._popularity().means())}},
         }
         checkpoint.write_json(self.folder.path / "result.json", result)
         self.folder.drop_checkpoints()
@@ -237,6 +239,14 @@ class _Run:
             batches,
             item_counts=np.array(self.dataset.item_counts),
             device=pick_device(self.recipe.train.device),
+        )
+
+    def _popularity(self) -> Evaluation:
+        """What recommending the most frequent items to everybody achieves."""
+        return evaluate_recommender(
+            popularity(self.dataset),
+            self.dataset.eval_batches("test"),
+            popularity=Popularity.from_counts(np.array(self.dataset.item_counts)),
         )
 
     def _batches(self, start: int) -> Iterator[Batch]:

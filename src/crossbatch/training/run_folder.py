@@ -71,6 +71,7 @@ class RunFolder:
             checkpoint.write_json(path, config)
             return
         earlier = json.loads(path.read_text())
+        config = json.loads(json.dumps(config))  # tuples become lists, as in the file
         for section in ("model", "sampler", "loss", "train", "dataset"):
             for key, value in _flat(config.get(section, {})).items():
                 before = _flat(earlier.get(section, {})).get(key)

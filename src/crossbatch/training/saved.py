@@ -17,14 +17,17 @@ import torch
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
 from crossbatch.errors import DataError
-from crossbatch.evaluation import Popularity, evaluate, evaluate_recommender
+from crossbatch.evaluation import Popularity, encode_items, evaluate, evaluate_recommender
 from crossbatch.evaluation.baselines import BASELINES
+from crossbatch.retrieval import ExactIndex
 from crossbatch.training import checkpoint
 from crossbatch.training.assemble import build_towers
 from crossbatch.training.run import dataset_checksum
 
 if TYPE_CHECKING:
-    from crossbatch.data import Dataset
+    from collections.abc import Iterator, Sequence
+
+    from crossbatch.data import Dataset, EvalBatch
     from crossbatch.evaluation import Evaluation
     from crossbatch.models import TwoTower
 
@@ -70,35 +73,44 @@ def open_run(path: Path, *, data: Path | None = None) -> SavedRun:
     return SavedRun(recipe, dataset, towers.eval(), document["step"])
 
 
-def evaluate_run(
-    path: Path,
+def evaluate_runs(
+    paths: Sequence[Path],
     split: str,
     *,
     data: Path | None = None,
     exclude_history: bool = False,
     baselines: bool = True,
 ) -> dict[str, dict[str, Any]]:
-    """Metrics and intervals of a run's best model and, beside it, of the baselines."""
-    saved = open_run(path, data=data)
-    dataset, length = saved.dataset, saved.recipe.train.history_length
-    counts = np.array(dataset.item_counts)
-    result = evaluate(
-        saved.towers,
-        dataset.eval_batches(split, history_length=length),
-        item_counts=counts,
-        exclude_history=exclude_history,
-    )
-    name = f"{saved.recipe.model.name} / {saved.recipe.sampler['name']}"
-    table = {name: _entry(result)}
-    for baseline, build in BASELINES.items() if baselines else ():
-        evaluation = evaluate_recommender(
-            build(dataset),
-            dataset.eval_batches(split, history_length=length),
-            popularity=Popularity.from_counts(counts),
-            exclude_history=exclude_history,
+    """Metrics and intervals of the runs' best models and, before them, of the baselines.
+
+    Baselines see the dataset and the history length of the first run.
+    """
+    runs = {str(path): open_run(path, data=data) for path in paths}
+    table: dict[str, dict[str, Any]] = {}
+    first = next(iter(runs.values()))
+    for name, build in BASELINES.items() if baselines else ():
+        table[name] = _entry(
+            evaluate_recommender(
+                build(first.dataset),
+                _eval_batches(first, split),
+                popularity=Popularity.from_counts(np.array(first.dataset.item_counts)),
+                exclude_history=exclude_history,
+            )
         )
-        table[baseline] = _entry(evaluation)
+    for path, saved in runs.items():
+        table[path] = _entry(
+            evaluate(
+                saved.towers,
+                _eval_batches(saved, split),
+                item_counts=np.array(saved.dataset.item_counts),
+                exclude_history=exclude_history,
+            )
+        ) | {"model": saved.recipe.model.name, "sampler": saved.recipe.sampler["name"]}
     return table
+
+
+def _eval_batches(saved: SavedRun, split: str) -> Iterator[EvalBatch]:
+    return saved.dataset.eval_batches(split, history_length=saved.recipe.train.history_length)
 
 
 def _entry(evaluation: Evaluation) -> dict[str, Any]:
@@ -109,15 +121,26 @@ def _entry(evaluation: Evaluation) -> dict[str, Any]:
 
 @torch.no_grad()
 def recommend(
-    saved: SavedRun, history: list[int], k: int, *, exclude_seen: bool = True
+    saved: SavedRun,
+    history: list[int],
+    k: int,
+    *,
+    user_id: int | None = None,
+    exclude_seen: bool = True,
 ) -> list[tuple[int, float]]:
-    """Item ids and scores of the best `k` items for one history, oldest item first."""
-    from crossbatch.evaluation import encode_items
-    from crossbatch.retrieval import ExactIndex
+    """Item ids and scores of the best `k` items for one history, oldest item first.
 
+    Args:
+        saved: The run.
+        history: Item ids.
+        k: How many items.
+        user_id: Row of the user's features, if the user is in the dataset.
+        exclude_seen: Whether to leave out items of the history.
+    """
     shown = torch.tensor([history[-saved.recipe.train.history_length :]])
     index = ExactIndex(encode_items(saved.towers, saved.dataset.num_items))
     exclude = torch.tensor([history]) if exclude_seen else None
-    top = index.search(saved.towers.users(shown), k, exclude=exclude)
+    user_ids = None if user_id is None else torch.tensor([user_id])
+    top = index.search(saved.towers.users(shown, user_ids), k, exclude=exclude)
     pairs = zip(top.item_ids[0].tolist(), top.scores[0].tolist(), strict=True)
     return [(item, score) for item, score in pairs if item]

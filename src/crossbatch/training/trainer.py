@@ -187,14 +187,14 @@ class Trainer:
             Why training ended: `"patience"`, `"max_steps"` or `"interrupted"`.
         """
         while self.step < max_steps:
+            if stopping.exhausted:
+                return "patience"
             on_step(self.train_step(next(batches)))
             if self.step % eval_every == 0 or self.step == max_steps:
                 self.optimizer.flush()
                 metrics = evaluate()
                 counting = self.step > counting_from
                 on_eval(metrics, stopping.update(metrics[metric], self.step, counting=counting))
-                if stopping.exhausted:
-                    return "patience"
             # Between optimiser steps, so that a checkpoint never holds half a gradient.
             if self.step % self.accumulate == 0 and interrupted():
                 return "interrupted"

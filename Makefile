@@ -1,0 +1,61 @@
+# Every target makes its own environment in .venv and installs what it needs, pinned by
+# constraints.txt. To take torch from another wheel index (PyTorch's CPU builds, say):
+#     make setup PIP_ARGS="--extra-index-url <index>"
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+
+.PHONY: setup demo test check bench clean
+.DELETE_ON_ERROR:
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "crossbatch needs Python 3.11 or newer; pass PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first: later requirements then find it installed and do not pull another build.
+$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing crossbatch into $(VENV) (a minute or two) ..."
+	$(INSTALL) torch hatchling editables
+	$(INSTALL) --no-build-isolation -e '.[report]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(INSTALL) --no-build-isolation -e '.[dev,fast,report,track]'
+	@touch $@
+
+setup: $(VENV)/.dev  ## make .venv with everything that the other targets need
+
+demo: $(VENV)/.core  ## synthetic log -> dataset -> training -> evaluation -> recommendations -> report
+	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh demo
+
+check: $(VENV)/.dev  ## lint, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/test_imports.py
+
+test: check  ## everything that must hold: check, all tests, the library with torch alone
+	$(BIN)/pytest -q -n 2
+	$(MAKE) test-torch-only
+
+# The negatives library promises to need nothing but torch: its tests run where nothing else is.
+.PHONY: test-torch-only
+test-torch-only: $(VENV)-torch/.ready
+	$(VENV)-torch/bin/python -m pytest -q -m "not slow" tests/negatives
+
+$(VENV)-torch/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-torch
+	$(VENV)-torch/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) torch pytest hypothesis hatchling editables
+	$(VENV)-torch/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+bench: $(VENV)/.dev  ## ratios behind the performance claims; BENCH_ARGS=--quick for a smoke run
+	$(BIN)/python benchmarks/loss.py $(BENCH_ARGS)
+	$(BIN)/python benchmarks/retrieval.py $(BENCH_ARGS)
+	$(BIN)/python benchmarks/data_batches.py $(BENCH_ARGS)
+	$(BIN)/python benchmarks/data_prepare.py $(BENCH_ARGS)
+
+clean:
+	rm -rf $(VENV) $(VENV)-torch demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
