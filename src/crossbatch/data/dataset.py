@@ -100,6 +100,14 @@ class Dataset:
             history_length=history_length,
         )
 
+    def train_sequences(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the training parts of all users: offsets int64 `[U + 1]` and item ids, CSR."""
+        part = self._training
+        lengths = part.ends - part.starts
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.arange(offsets[-1]) + np.repeat(part.starts - offsets[:-1], lengths)
+        return offsets, self.items[positions]
+
     def num_eval_users(self, split: str) -> int:
         """Return how many samples "valid" or "test" has."""
         return len(self._part(split)[0])
