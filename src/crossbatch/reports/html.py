@@ -114,7 +114,7 @@ def _sections(
             "✓ marks what the user really chose next.",
             examples_section(runs),
         ),
-        ("configuration", "Configuration", "", configuration_section(runs)),
+        ("configuration", "Configuration", "", configuration_section(variants)),
         ("runs", "Runs", "", runs_section(runs, comparison.headline, out)),
         ("environment", "Environment", "", environment_section(runs)),
         ("terms", "Terms", "", _terms()),
@@ -123,8 +123,9 @@ def _sections(
 
 def _health(runs: Sequence[Run]) -> str:
     parts = []
-    for variant in group_runs(runs):
-        color = colors_of(group_runs(runs))[variant.sampler_name]
+    variants = group_runs(runs)
+    for variant in variants:
+        color = colors_of(variants)[variant.sampler_name]
         for run in variant.runs:
             plots = diagnostic_plots(run, color)
             charts = "".join(

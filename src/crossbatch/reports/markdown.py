@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from crossbatch.reports import cells, summary
 from crossbatch.reports.output import write_whole
 from crossbatch.reports.tables import TABLE_NOTE, Comparison, Row, compare, metric_name
-from crossbatch.reports.variants import differing_keys, flatten
+from crossbatch.reports.variants import Variant, group_runs, telling_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -48,7 +48,7 @@ def render(runs: Sequence[Run]) -> str:
             _results([row for row in comparison.rows if row.dataset == dataset], comparison)
         )
     parts.append(TABLE_NOTE)
-    parts += _settings(runs)
+    parts += _settings(group_runs(runs))
     parts += ["## Runs", _runs(runs, comparison.headline)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -84,16 +84,15 @@ def _results(rows: Sequence[Row], comparison: Comparison) -> str:
     return _table(heads, lines, words=2)
 
 
-def _settings(runs: Sequence[Run]) -> list[str]:
-    options = [flatten(run.config) for run in runs]
-    keys = differing_keys(options)
+def _settings(variants: Sequence[Variant]) -> list[str]:
+    keys = telling_settings(variants)
     if not keys:
         return []
     lines = [
-        [run.name, *(own.get(key, cells.NOTHING) for key in keys)]
-        for run, own in zip(runs, options, strict=True)
+        [variant.label, *(variant.options.get(key, cells.NOTHING) for key in keys)]
+        for variant in variants
     ]
-    return ["## Settings that differ", _table(["Run", *keys], lines, words=1 + len(keys))]
+    return ["## Settings that differ", _table(["Configuration", *keys], lines, words=1 + len(keys))]
 
 
 def _runs(runs: Sequence[Run], metric: str) -> str:

@@ -43,7 +43,7 @@ def pairs(label: str, values: Mapping[str, str]) -> str:
         f'<tr><th scope="row" class="mono">{escape(key)}</th>{data_cells([value], "mono")}</tr>'
         for key, value in values.items()
     )
-    return table(label, "", body)
+    return table(label, "", body, css="pairs")
 
 
 def bullets(texts: Iterable[str]) -> str:

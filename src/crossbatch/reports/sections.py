@@ -16,7 +16,7 @@ from crossbatch.reports import cells, summary
 from crossbatch.reports.journal import number
 from crossbatch.reports.markup import box, bullets, data_cells, fold, head_cells, pairs, table
 from crossbatch.reports.tables import Comparison, metric_name
-from crossbatch.reports.variants import differing_keys, flatten
+from crossbatch.reports.variants import Variant, differing_keys, telling_settings
 
 if TYPE_CHECKING:
     from crossbatch.reports.runs import Run
@@ -50,28 +50,28 @@ def runs_section(runs: Sequence[Run], metric: str, out: Path) -> str:
     return table("Runs", head, body)
 
 
-def configuration_section(runs: Sequence[Run]) -> str:
-    """What differs between the runs as a table, what they share folded away."""
-    options = [flatten(run.config) for run in runs]
-    if not any(options):
+def configuration_section(variants: Sequence[Variant]) -> str:
+    """What differs between configurations as a table, what they share folded away."""
+    if not any(variant.options for variant in variants):
         return ""
-    keys = differing_keys(options)
+    keys = telling_settings(variants)
     parts = []
     if keys:
         body = "".join(
-            f'<tr><th scope="row" class="stick">{escape(run.name)}</th>'
-            f"{data_cells((own.get(key, cells.NOTHING) for key in keys), 'mono')}</tr>"
-            for run, own in zip(runs, options, strict=True)
+            f'<tr><th scope="row" class="stick">{escape(variant.label)}</th>'
+            f"{data_cells((variant.options.get(key, cells.NOTHING) for key in keys), 'mono')}</tr>"
+            for variant in variants
         )
-        head = head_cells(["Run"], "stick") + head_cells(keys, "mono")
+        head = head_cells(["Configuration"], "stick") + head_cells(keys, "mono")
         parts.append(table("Settings that differ", head, body))
-    elif len(runs) > 1:
-        parts.append("<p>The runs differ in nothing but their seeds.</p>")
-    shared = {key: value for key, value in options[0].items() if key not in keys}
+    elif len(variants) > 1:
+        parts.append("<p>The configurations differ in model and sampler alone.</p>")
+    differing = differing_keys([variant.options for variant in variants])
+    shared = {k: value for k, value in variants[0].options.items() if k not in differing}
     if shared:
-        title = "Shared by all runs" if len(runs) > 1 else "All settings"
+        title = "Shared by all configurations" if len(variants) > 1 else "All settings"
         note = cells.count(len(shared), "setting")
-        parts.append(fold(title, note, pairs(title, shared), is_open=len(runs) == 1))
+        parts.append(fold(title, note, pairs(title, shared), is_open=len(variants) == 1))
     return "".join(parts)
 
 
