@@ -1,16 +1,19 @@
-"""Shared truths of these tests: a brute-force softmax in plain Python floats, and random batches."""
+"""What these tests share: a brute-force softmax in plain Python floats, and random batches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import Tensor
 
 from crossbatch.negatives import Candidates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)

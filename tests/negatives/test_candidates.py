@@ -105,7 +105,7 @@ def test_bad_columns_are_refused(arguments, message):
 
 
 def test_columns_of_two_dimensions_do_not_add():
-    with pytest.raises(ValueError, match="dimension 2 and 3 cannot be added.*same item tower"):
+    with pytest.raises(ValueError, match=r"dimension 2 and 3 cannot be added.*same item tower"):
         columns([1]) + Candidates(V, IDS, Q)
 
 

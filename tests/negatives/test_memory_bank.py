@@ -219,7 +219,7 @@ def test_rows_that_are_not_finite_are_refused(broken, where):
     getattr(bad, where)[1] = float(broken)
 
     def enqueue():
-        with pytest.raises(ValueError, match="items hold 1 rows that are not finite.*diverged"):
+        with pytest.raises(ValueError, match=r"items hold 1 rows that are not finite.*diverged"):
             bank.enqueue(bad)
 
     assert unchanged(bank, enqueue)
@@ -240,7 +240,7 @@ def test_rows_of_another_dimension_are_refused():
     bank = MemoryBank(4, dim=3)
 
     def enqueue():
-        with pytest.raises(ValueError, match="items have dimension 2, the bank stores 3.*dim=2"):
+        with pytest.raises(ValueError, match=r"items have dimension 2, the bank stores 3.*dim=2"):
             bank.enqueue(batch(3, dim=2))
 
     assert unchanged(bank, enqueue)

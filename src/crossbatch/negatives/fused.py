@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from crossbatch.negatives.masks import MASKS, drop_matches_
 
@@ -139,9 +138,13 @@ class FusedRowLosses(torch.autograd.Function):
         return losses
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the queries, the positives and the columns that carry one."""
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError(
+                "sampled_softmax_loss has no second derivative; leave create_graph=False, or build "
+                "the loss from crossbatch.negatives.loss.row_losses"
+            )
         u, losses, log_total, user_gradient, *kept = ctx.saved_tensors
         columns: _Columns = ctx.columns
         grads: list[Tensor | None] = [None] * len(columns.log_q)
