@@ -54,6 +54,11 @@ def test_resume_keeps_warnings(tmp_path: Path) -> None:
     assert journal.of("warning")[0]["message"] == "collapse"
 
 
+def test_a_resumed_run_has_not_stopped(tmp_path: Path) -> None:
+    lines = ['{"event": "stop", "step": 3, "reason": "nan"}', '{"event": "resume", "step": 1}']
+    assert read_journal(write(tmp_path / "j", *lines)).last("stop") is None
+
+
 def test_points_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     lines = [train(1, 1.0), train(2, float("nan")), '{"event": "train", "step": 3, "loss": null}']
     journal = read_journal(write(tmp_path / "j", *lines, '{"event": "train", "step": 4}'))

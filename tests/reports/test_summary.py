@@ -67,10 +67,12 @@ def test_data_sets_have_no_common_best(make_run: MakeRun) -> None:
 
 
 def test_a_warning_of_many_runs_is_told_once(make_run: MakeRun) -> None:
-    warning = {"event": "warning", "step": 5, "message": "the items collapse"}
+    def warning(share: float) -> dict[str, object]:
+        return {"event": "warning", "step": 5, "message": f"share is {share:.3g}: collapse"}
+
     paths = [
-        make_run(f"s{seed}", seed=seed, journal=[*toy_journal([0.1]), warning, warning])
-        for seed in (0, 1)
+        make_run(f"s{seed}", seed=seed, journal=[*toy_journal([0.1]), warning(share), warning(2)])
+        for seed, share in enumerate((0.91, 3e-5))
     ]
-    assert summary.warnings(read_runs(paths)) == ["2 runs, first s0: the items collapse"]
-    assert summary.warnings(read_runs(paths[1:])) == ["s1: the items collapse"]
+    assert summary.warnings(read_runs(paths)) == ["2 runs, first s0: share is 0.91: collapse"]
+    assert summary.warnings(read_runs(paths[1:])) == ["s1: share is 3e-05: collapse"]

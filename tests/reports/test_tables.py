@@ -80,6 +80,29 @@ def test_users_pair_only_when_they_are_as_many(make_run: MakeRun) -> None:
     assert gain.interval is None
 
 
+def test_users_without_a_target_are_left_out_of_the_draw(make_run: MakeRun) -> None:
+    base, ours = [0.2, 0.4] * 30, [0.3, 0.6] * 30
+    nan = float("nan")
+    paths = [
+        make_run("base", per_user={"recall@50": [*base, nan]}, result={"test": {"recall@50": 0.3}}),
+        make_run(
+            "ours",
+            sampler="mixed",
+            per_user={"recall@50": [*ours, nan]},
+            result={"test": {"recall@50": 0.45}},
+        ),
+    ]
+    gain = row_of(compared(*paths), "Mixed (MNS)").gains["recall@50"]
+    assert gain.relative == pytest.approx(0.5)
+    assert gain.interval == pytest.approx((0.5, 0.5), abs=1e-5)
+
+
+def test_measures_without_better_and_worse_have_no_gain(make_run: MakeRun) -> None:
+    test = {"recall@50": 0.1, "coverage@50": 0.5, "popularity_rank@50": 0.2}
+    paths = [make_run("base", test=test), make_run("ours", sampler="mixed", test=test)]
+    assert set(row_of(compared(*paths), "Mixed (MNS)").gains) == {"recall@50"}
+
+
 def test_a_reference_of_zero_has_no_gain(make_run: MakeRun) -> None:
     comparison = compared(
         make_run("base", test={"recall@50": 0.0}),
@@ -133,7 +156,7 @@ def test_columns_are_ordered_by_cutoff_and_kind(make_run: MakeRun) -> None:
         ("ndcg_comirec@50", "NDCG@50 (paper)"),
         ("hit_rate@5", "Hit rate@5"),
         ("novel@3", "novel@3"),
-        ("coverage", "coverage"),
+        ("coverage", "Coverage"),
     ],
 )
 def test_metric_names(key: str, name: str) -> None:

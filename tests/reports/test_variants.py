@@ -16,6 +16,7 @@ def test_seeds_of_one_configuration_are_one_variant(make_run: MakeRun) -> None:
 def test_machine_and_paths_do_not_split_a_variant(make_run: MakeRun) -> None:
     settings = run_config("mind", {"name": "in_batch"}, 1, version="9", environment={"cpu": "x"})
     settings["dataset"] = {"path": "/elsewhere/toy", "checksum": "c0ffee"}
+    settings["train"]["threads"] = 8
     runs = read_runs([make_run("a"), make_run("b", config=settings, seed=1)])
     assert len(group_runs(runs)) == 1
 

@@ -86,7 +86,7 @@ def training_plots(variants: Sequence[Variant], headline: str) -> list[Plot]:
         suffix = f" · {model}" if model else ""
         validation = [
             ("recall", headline, "step", "step", ""),
-            ("ndcg", ndcg, "seconds", "training minutes", ""),
+            ("ndcg", ndcg, "seconds", "minutes", ""),
         ]
         for name, metric, x, x_label, note in validation:
             title = f"Validation {metric_name(metric)}{suffix}"

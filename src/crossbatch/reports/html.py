@@ -43,7 +43,7 @@ TERMS = {
     "NDCG@k (paper)": "the variant behind the paper's tables (ComiRec's): the discount follows the "
     "position in the held-out list and the ideal counts only the hits, so it exceeds recall.",
     "Avg. time": "training seconds per 1000 mini-batches, evaluation left out.",
-    "Conv. time": "training minutes until the early stop.",
+    "Conv. time": "minutes until the early stop, evaluations on the way included.",
 }
 
 

@@ -116,13 +116,13 @@ def _parse(line: bytes) -> Event | None:
 
 
 def _rewind(events: list[Event], step: float | None) -> list[Event]:
-    """Drop the points that the resumed run is about to write again."""
-    if step is None:
-        return events
+    """Drop the stop that was none, and the points that the resumed run will write again."""
+    limit = math.inf if step is None else step
     return [
         event
         for event in events
-        if event["event"] not in CURVE_EVENTS or (number(event.get("step")) or 0.0) <= step
+        if event["event"] != "stop"
+        and (event["event"] not in CURVE_EVENTS or (number(event.get("step")) or 0.0) <= limit)
     ]
 
 

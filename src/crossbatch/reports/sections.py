@@ -131,7 +131,9 @@ def _environment(run: Run) -> dict[str, str]:
     found = run.config.get("environment") or (start[0].get("environment") if start else None)
     values = found if isinstance(found, Mapping) else {}
     version = {"crossbatch": str(run.config["version"])} if "version" in run.config else {}
-    return version | {str(key): str(value) for key, value in values.items()}
+    return version | {
+        str(key): cells.NOTHING if value is None else str(value) for key, value in values.items()
+    }
 
 
 def _example(example: Mapping[str, Any]) -> str:

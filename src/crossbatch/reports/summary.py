@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from crossbatch.reports.runs import Run
 
 FEW_SEEDS = 3
+NUMBER = re.compile(r"-?\d[\d.]*(e[-+]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +64,19 @@ def caveats(comparison: Comparison, runs: Sequence[Run]) -> list[str]:
 
 
 def warnings(runs: Sequence[Run]) -> list[str]:
-    """Warnings that the runs wrote in their journals, each once, with how many runs had it."""
-    messages = Counter(
-        message
-        for run in runs
-        for message in {str(event.get("message", "")) for event in run.journal.of("warning")}
-        if message
-    )
-    first = {
-        message: run.name
-        for run in reversed(runs)
-        for message in (str(event.get("message", "")) for event in run.journal.of("warning"))
-    }
-    return [
-        f"{first[message]}: {message}"
-        if times == 1
-        else f"{cells.count(times, 'run')}, first {first[message]}: {message}"
-        for message, times in messages.items()
-    ]
+    """Warnings that the runs wrote in their journals: each kind once, with how many runs had it."""
+    kinds: dict[str, dict[str, str]] = {}  # message without its numbers -> run -> message
+    for run in runs:
+        for event in run.journal.of("warning"):
+            message = str(event.get("message") or "")
+            if message:
+                kinds.setdefault(NUMBER.sub("#", message), {}).setdefault(run.name, message)
+    sentences = []
+    for messages in kinds.values():
+        name, message = next(iter(messages.items()))
+        many = f"{cells.count(len(messages), 'run')}, first " if len(messages) > 1 else ""
+        sentences.append(f"{many}{name}: {message}")
+    return sentences
 
 
 def _size(runs: Sequence[Run]) -> Fact:

@@ -22,14 +22,24 @@ from crossbatch.reports.bootstrap import Floats, gain_interval, resampled_means
 from crossbatch.reports.runs import Run, numbers
 from crossbatch.reports.variants import Variant, group_runs, reference_of
 
-# Columns in the order of the paper's Table 1, our textbook NDCG beside the paper's.
+# In the order of the paper's Table 1, our textbook NDCG beside the paper's.
 METRIC_NAMES = {
     "recall": "Recall",
     "ndcg_comirec": "NDCG (paper)",
     "ndcg": "NDCG",
     "hit_rate": "Hit rate",
+    "ndcg_comirec_master": "NDCG (ComiRec master)",
+    "head_recall": "Recall (head items)",
+    "mid_recall": "Recall (mid items)",
+    "tail_recall": "Recall (tail items)",
+    "cold_recall": "Recall (cold items)",
+    "coverage": "Coverage",
+    "popularity_rank": "Popularity rank",
+    "head_share": "Head share",
+    "cold_share": "Cold share",
 }
 TABLE_METRICS = ("recall", "ndcg_comirec", "ndcg")
+GAIN_METRICS = (*TABLE_METRICS, "hit_rate")  # the rest has no better and worse, or no users
 _Users = tuple[str, int]  # data set and number of test users
 BASELINE_NAMES = {"popularity": "Popularity", "item_knn": "Item k-NN"}
 TABLE_NOTE = (
@@ -164,12 +174,15 @@ class _Gains:
     """Gains of variants over their reference, on one common draw of users per data set."""
 
     def __init__(self, runs: Sequence[Run], metrics: Sequence[str]) -> None:
-        self.metrics = metrics
+        self.metrics = [key for key in metrics if key.split("@")[0] in GAIN_METRICS]
         # (run, metric) -> (whose users they are, resampled means [R])
         self.means: dict[tuple[Run, str], tuple[_Users, Floats]] = {}
-        for users, columns in _per_user_columns(runs, metrics).items():
-            means = resampled_means(np.stack(list(columns.values()), axis=1))  # [R, C]
-            self.means |= {key: (users, means[:, i]) for i, key in enumerate(columns)}
+        for users, columns in _per_user_columns(runs, self.metrics).items():
+            values = np.stack(list(columns.values()), axis=1)  # [U, C]
+            values = values[np.isfinite(values).all(axis=1)]  # users without a target are NaN
+            if len(values):
+                means = resampled_means(values)  # [R, C]
+                self.means |= {key: (users, means[:, i]) for i, key in enumerate(columns)}
 
     def over(self, reference: Variant | None, variant: Variant) -> dict[str, Gain]:
         """The gain in every metric that both sides have; nothing for the reference itself."""
@@ -205,7 +218,7 @@ def _per_user_columns(
     for run in runs:
         for metric in sorted(set(metrics) & set(run.metrics())):
             values = run.per_user(metric)
-            if values is not None and len(values) and np.isfinite(values).all():
+            if values is not None:
                 columns.setdefault((run.dataset, len(values)), {})[run, metric] = values
     return columns
 

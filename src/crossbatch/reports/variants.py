@@ -27,7 +27,11 @@ SAMPLER_NAMES = {
 GRADIENT_NAMES = {"paper": "as published", "balanced": "balanced", "split": "split"}
 
 REFERENCE = "in_batch"
-NOT_A_CHOICE = ("environment", "version", "dataset", "out")  # sections that say where, not what
+# Where a run lay and how it was looked after, not what it learned.
+NOT_A_CHOICE = (
+    "environment", "version", "dataset", "out",
+    "train.threads", "train.keep_checkpoints", "train.log_every",
+)  # fmt: skip
 LABEL_KEYS = 3
 
 
@@ -75,7 +79,7 @@ def group_runs(runs: Sequence[Run]) -> list[Variant]:
 
 
 def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Every choice of a configuration by dotted key, as text; seeds, paths and machine left out."""
+    """Every choice of a configuration by dotted key, as text; seeds and `NOT_A_CHOICE` left out."""
     flat: dict[str, str] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
