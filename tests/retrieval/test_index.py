@@ -29,12 +29,16 @@ def integer_vectors(seed, *shape, values=3):
     return torch.randint(-values, values + 1, shape, generator=generator).float()
 
 
+def shrink(patch, group=4):
+    patch.setattr(index_module, "BLOCK_ROWS", 6)
+    patch.setattr(index_module, "_tile_items", lambda num_items, rows: 8)
+    patch.setattr(index_module, "_group_items", lambda seen, k: group)
+
+
 @pytest.fixture
 def tiny_tiles(monkeypatch):
     """Many tiles, blocks and merges already on a toy catalogue."""
-    monkeypatch.setattr(index_module, "TILE_SCORES", 64)
-    monkeypatch.setattr(index_module, "BLOCK_ROWS", 6)
-    monkeypatch.setattr(index_module, "_tile_shape", lambda num_items, rows, k: (8, 4))
+    shrink(monkeypatch)
 
 
 @pytest.mark.parametrize("name", INDEXES)
@@ -56,15 +60,15 @@ def test_every_index_declares_its_size_and_never_returns_padding(name):
     K=st.integers(1, 4),
     k=st.integers(1, 100),
     excluded=st.integers(0, 30),
+    group=st.sampled_from([1, 2, 4, 8]),
 )
-def test_equals_brute_force_with_ties_and_exclusion(seed, num_items, users, K, k, excluded):
+def test_equals_brute_force_with_ties_and_exclusion(seed, num_items, users, K, k, excluded, group):
     vectors = integer_vectors(seed, num_items + 1, 3)
     interests = integer_vectors(seed + 1, users, K, 3)
     generator = torch.Generator().manual_seed(seed)
     exclude = torch.randint(0, num_items + 5, (users, excluded), generator=generator)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_module, "BLOCK_ROWS", 6)
-        patch.setattr(index_module, "_tile_shape", lambda num_items, rows, k: (8, 4))
+        shrink(patch, group)
         top = ExactIndex(vectors).search(interests, k, exclude=exclude)
     if users:
         scores, ids = brute_force(vectors, interests, k, exclude)
@@ -84,6 +88,18 @@ def test_equals_brute_force_at_real_tile_sizes(K, k):
     expected = scores.topk(k, dim=1)
     assert torch.equal(top.item_ids, expected.indices + 1)
     torch.testing.assert_close(top.scores, expected.values)
+
+
+@pytest.mark.parametrize("num_items", [1, 31, 32, 33, 1000, 300_000])
+@pytest.mark.parametrize("rows", [1, 512])
+def test_tiles_hold_whole_groups(num_items, rows):
+    tile = index_module._tile_items(num_items, rows)
+    assert tile > 0
+    for k in (1, 50, 10**6):
+        for seen in (1, 2000, 10**7):
+            group = index_module._group_items(seen, k)
+            assert tile % group == 0
+            assert group == 1 or group**2 * k <= seen
 
 
 @pytest.mark.parametrize("direction", [1.0, -1.0])

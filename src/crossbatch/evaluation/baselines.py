@@ -35,8 +35,9 @@ class TrainingData(Protocol):
         """(`[U + 1]` offsets, item ids) of the training sequences, oldest item first."""
         ...
 
-    def eval_batches(self, split: str, **options: Any) -> Iterable[EvalBatch]:
-        """Users of a split with their held-out items."""
+    @property
+    def eval_batches(self) -> Callable[..., Iterable[EvalBatch]]:
+        """`eval_batches(split, **options)`: users of a split with their held-out items."""
         ...
 
 

@@ -16,8 +16,8 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-# Pairs (item, item of the same user) expanded at once: bounds memory at about 200 MB.
-PAIRS = 1 << 22
+# Pairs (item, item of the same user) expanded at once: bounds the working memory at about 80 MB.
+PAIRS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from crossbatch.retrieval.running_topk import RunningTopK
 TILE_SCORES = 1 << 20
 # Rows of a tile: interests of all users in a block. The GEMM is at full speed from about 256 on.
 BLOCK_ROWS = 512
+MAX_GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +115,14 @@ class ExactIndex:
         # Items are the rows of a tile and users its fastest dimension: reducing over groups of
         # items is then a vectorised maximum of whole lines.
         queries = interests.transpose(0, 1).reshape(K * b, d).T  # [d, K·b]
-        tile_items, group = _tile_shape(self.num_items, K * b, k)
+        tile_items = _tile_items(self.num_items, K * b)
         tile = self.vectors.new_empty(tile_items, K, b)
         best = RunningTopK(b, k, like=self.vectors)
         banned = None if exclude is None else _Banned(exclude.to(self.vectors.device))
         for start in range(1, self.num_items + 1, tile_items):
             items = self.vectors[start : start + tile_items]
-            n = len(items)
+            n, seen = len(items), start + len(items) - 1
+            group = _group_items(seen, k)
             torch.mm(items, queries, out=tile[:n].view(n, K * b))
             filled = -(-n // group) * group
             tile[n:filled] = -torch.inf
@@ -130,8 +132,8 @@ class ExactIndex:
             best.scan(tile[:filled], group, first_id=start)
             # Merging whenever the items seen have doubled keeps both merges and candidates few:
             # about k candidates a user pass an old threshold in each doubling.
-            if start + n - 1 >= 2 * best.items_merged:
-                best.merge(items_seen=start + n - 1)
+            if seen >= 2 * best.items_merged:
+                best.merge(items_seen=seen)
         best.merge(items_seen=self.num_items)
         return TopK(best.scores, best.item_ids)
 
@@ -171,18 +173,22 @@ class _Banned:
             yield self.item_ids[start:stop], self.users[start:stop]
 
 
-def _tile_shape(num_items: int, rows: int, k: int) -> tuple[int, int]:
-    """Return items per tile and items per group.
+def _tile_items(num_items: int, rows: int) -> int:
+    """Return items per tile: a multiple of every group size, no more than needed."""
+    fitting = max(1024, TILE_SCORES // rows)
+    return min(fitting, num_items + MAX_GROUP - 1) // MAX_GROUP * MAX_GROUP
 
-    A tile should hold at least k groups: then the k best groups of the first tile already bound
-    every list from below.
+
+def _group_items(seen: int, k: int) -> int:
+    """Return items per group, a power of two, for a tile that ends with item `seen`.
+
+    About k / seen of its items enter a list. Larger groups mean fewer maxima to look at but more
+    scores to fetch for each hit; the sum is least at √(seen / k).
     """
-    tile_items = max(1024, TILE_SCORES // rows)
-    tile_items = min(tile_items, -(-num_items // 32) * 32) // 32 * 32
-    group = 32
-    while group > 1 and tile_items // group < k:
-        group //= 2
-    return tile_items, group
+    group = 1
+    while group < MAX_GROUP and (2 * group) ** 2 * k <= seen:
+        group *= 2
+    return group
 
 
 def _require_finite(name: str, values: Tensor) -> None:
