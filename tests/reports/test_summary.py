@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from crossbatch.reports import summary
 from crossbatch.reports.runs import read_runs
 from crossbatch.reports.tables import compare
@@ -52,6 +54,14 @@ def test_caveats_tell_what_the_table_cannot(make_run: MakeRun) -> None:
     assert "4 configurations of 4 ran with fewer than 3 seeds" in text
     assert "keeps no per-user metrics" in text
     assert "2 data sets" in text
+
+
+@pytest.mark.parametrize(("warmup", "told"), [(200, True), (199, False), (0, False)])
+def test_a_bank_that_was_never_used_is_told(make_run: MakeRun, warmup: int, told: bool) -> None:
+    options = {"warmup_steps": warmup}  # the best step is 200
+    runs = read_runs([make_run("bank", sampler="cross_batch", options=options)])
+    text = "\n".join(summary.caveats(compare(runs), runs))
+    assert ("bank tested a model from within the warm-up" in text) is told
 
 
 def test_nothing_to_say_about_converged_runs_of_three_seeds(make_run: MakeRun) -> None:

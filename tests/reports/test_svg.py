@@ -109,6 +109,16 @@ def test_bars_are_as_long_as_their_values_and_start_at_zero() -> None:
     assert a[0] == b[0] == pytest.approx(c[0] + c[1], abs=0.2)
 
 
+def test_reach_keeps_specks_small() -> None:
+    speck = [Bar("a", 1e-6, "0")]
+    alone, reached = (
+        float(elements(bar_chart(speck, "bars", reach=reach), "rect")[0].get("width", "0"))
+        for reach in ((), (-1.0, 1.0))
+    )
+    assert alone > 100
+    assert reached == 1.0
+
+
 def test_whiskers_span_the_interval() -> None:
     svg = bar_chart([Bar("a", 2.0, "2", 0, (1.0, 4.0)), Bar("b", 4.0, "4")], "bars")
     whisker = next(e for e in elements(svg, "path") if e.get("class") == "whisker")

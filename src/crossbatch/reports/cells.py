@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from crossbatch.reports.tables import Estimate, Gain, Row
-    from crossbatch.reports.variants import Variant
 
 NOTHING = "–"
 MINUS = "−"
@@ -31,7 +30,7 @@ def amount(value: Estimate | None) -> str:
 
 def signed(value: float) -> str:
     """A relative change in per cent with its sign: "+3.2" or "−1.0"."""
-    text = f"{100 * value:+.1f}"
+    text = f"{round(100 * value, 1) + 0.0:+.1f}"  # + 0.0 turns −0.0 into 0.0
     return text.replace("-", MINUS)
 
 
@@ -66,9 +65,3 @@ def verdict(value: Gain | None) -> str:
 def count(number: int, noun: str) -> str:
     """A number and its noun: "1 run", "3 runs"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def seed_list(variant: Variant) -> str:
-    """The seeds of a variant: "0, 1, 2"."""
-    known = [str(run.seed) for run in variant.runs if run.seed is not None]
-    return ", ".join(known) or NOTHING

@@ -157,7 +157,7 @@ def _subtitle(runs: Sequence[Run], comparison: Comparison) -> str:
     if len(sizes) == 1:
         users, items = sizes.pop()
         if isinstance(users, int) and isinstance(items, int):
-            parts.append(f"{users:,} users, {items:,} items")
+            parts.append(f"{users:,} test users, {items:,} items")
     return " · ".join(parts)
 
 

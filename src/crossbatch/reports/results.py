@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 MARKS_NOTE = "▲ and ▼ mark intervals that leave out zero. Bold: best of the column."
+GAIN_REACH = (-1.0, 1.0)  # per cent: less is noise and must look small
 VERDICT_CLASSES = {"better": "good", "worse": "bad", "unclear": "unclear", "": ""}
 VERDICT_MARKS = {"better": "▲ ", "worse": "▼ ", "unclear": "", "": ""}
 
@@ -173,7 +174,7 @@ def _gain_bars(metric: str, place: str, rows: Sequence[Row], colors: Mapping[str
         return ""
     title = f"Gain over in-batch, {metric_name(metric)} · {place}"
     note = "Whiskers: 95 % paired bootstrap over users and seeds."
-    return figure(title, note, svg.bar_chart(bars, _describe(title, bars)))
+    return figure(title, note, svg.bar_chart(bars, _describe(title, bars), reach=GAIN_REACH))
 
 
 def _describe(title: str, bars: Sequence[svg.Bar]) -> str:

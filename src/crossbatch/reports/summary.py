@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from crossbatch.reports import cells
+from crossbatch.reports.journal import number
 from crossbatch.reports.tables import Comparison, Row, metric_name
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def caveats(comparison: Comparison, runs: Sequence[Run]) -> list[str]:
     return [
         *_broken_runs(runs),
         *_unconverged(runs),
+        *_bank_unused(runs),
         *_seeds(comparison),
         *_missing_intervals(comparison),
         *_several_datasets(comparison),
@@ -117,6 +120,23 @@ def _unconverged(runs: Sequence[Run]) -> list[str]:
         if names:
             sentences.append(f"{_names(names)} {text}.")
     return sentences
+
+
+def _bank_unused(runs: Sequence[Run]) -> list[str]:
+    """A best model from before the bank was switched on says nothing about the bank."""
+    names = []
+    for run in runs:
+        sampler = run.config.get("sampler")
+        warmup = number(sampler.get("warmup_steps")) if isinstance(sampler, Mapping) else None
+        best = number(run.result.get("best_step"))
+        if run.sampler == "cross_batch" and warmup and best is not None and best <= warmup:
+            names.append(run.name)
+    if not names:
+        return []
+    return [
+        f"{_names(names)} tested a model from within the warm-up: its bank was not in use yet, "
+        "so these numbers are in-batch's."
+    ]
 
 
 def _seeds(comparison: Comparison) -> list[str]:

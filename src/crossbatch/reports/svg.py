@@ -85,11 +85,20 @@ def line_chart(plot: Plot, frame: Frame = LARGE) -> str:
     return "".join(parts)
 
 
-def bar_chart(bars: Sequence[Bar], description: str, *, width: int = 440) -> str:
-    """Horizontal bars from zero, each under its label, with its value at the end."""
+def bar_chart(
+    bars: Sequence[Bar], description: str, *, reach: Sequence[float] = (), width: int = 440
+) -> str:
+    """Horizontal bars from zero, each under its label, with its value at the end.
+
+    Args:
+        bars: from top to bottom.
+        description: what a screen reader says.
+        reach: values that must fit on the axis, so that specks do not look like pillars.
+        width: in pixels; the height follows from the bars.
+    """
     left, right, row, foot = 4, 96, 40, 8
-    reach = [value for bar in bars for value in (bar.value, *(bar.interval or ()))]
-    low, high = limits(reach, zero=True)
+    values = [value for bar in bars for value in (bar.value, *(bar.interval or ()))]
+    low, high = limits([*values, *reach], zero=True)
     x = _scale((low, high), left, width - right)
     height = row * len(bars) + foot
     zero = x(0.0)
