@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from crossbatch.reports import cells
-from crossbatch.reports.tables import Estimate, Gain
+from crossbatch.reports.gains import Gain
+from crossbatch.reports.tables import Estimate
 
 
 def test_percent() -> None:

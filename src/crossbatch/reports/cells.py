@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from crossbatch.reports.tables import Estimate, Gain, Row
+    from crossbatch.reports.gains import Gain
+    from crossbatch.reports.tables import Estimate, Row
 
 NOTHING = "–"
 MINUS = "−"

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from crossbatch.reports import cells, svg
 from crossbatch.reports.markup import figure, fold, head_cells, table
-from crossbatch.reports.tables import TABLE_NOTE, Comparison, Gain, Row, metric_name
+from crossbatch.reports.tables import TABLE_NOTE, Comparison, Row, metric_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from crossbatch.reports.gains import Gain
 
 MARKS_NOTE = "▲ and ▼ mark intervals that leave out zero. Bold: best of the column."
 GAIN_REACH = (-1.0, 1.0)  # per cent: less is noise and must look small
