@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from crossbatch.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from crossbatch.data import Column
+    from crossbatch.data import Column, Source
     from crossbatch.data.progress import Progress
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Dataset folder to create.")]
@@ -68,6 +69,9 @@ def prepare(
     max_bad_lines: Annotated[
         str, typer.Option(help="Refused lines that are tolerated: a share (0.1%) or a number.")
     ] = "0.1%",
+    text_model: Annotated[
+        Path | None, typer.Option(help="Sentence model on disk: text becomes its vectors.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Default 1230, as ComiRec.")] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -91,7 +95,7 @@ def prepare(
         item_columns=_columns(item_feature),
         user_columns=_columns(user_feature),
     )
-    raw = open_source(source, format_name, reading)
+    raw = _with_model(open_source(source, format_name, reading), text_model)
     if not quiet and format_name is None:
         typer.echo(f"reading {source} as {raw.format}")
     given = {
@@ -189,6 +193,17 @@ def _columns(specifications: list[str] | None) -> tuple[Column, ...] | None:
             raise ConfigError(f"a feature is NAME:KIND or NAME:KIND:SEPARATOR, got {text!r}")
         columns.append(Column(name, kind, separator or "|"))
     return tuple(columns)
+
+
+def _with_model(source: Source, model: Path | None) -> Source:
+    """Encode the items' text by a sentence model instead of hashed words."""
+    if model is None:
+        return source
+    columns = tuple(
+        replace(column, kind="sentence", model=str(model)) if column.kind == "text" else column
+        for column in source.item_columns
+    )
+    return replace(source, item_columns=columns)
 
 
 def _limit(text: str) -> float:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-BLOCK_SAMPLES = 16_384  # samples that are gathered at once
+BLOCK_SAMPLES = 8_192  # samples that are gathered at once …
+BLOCK_BATCHES = 64  # … but never so many batches that the first one waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def _training_batches(
 ) -> Iterator[Batch]:
     import torch
 
-    per_block = max(1, BLOCK_SAMPLES // batch_size)
+    per_block = min(max(1, BLOCK_SAMPLES // batch_size), BLOCK_BATCHES)
     number = start
     while True:
         draws = [_draw(part, batch_size, seed, number + step) for step in range(per_block)]

@@ -46,9 +46,7 @@ def _lengths(lengths: np.ndarray) -> dict[str, Any]:
     return {
         "mean": float(lengths.mean()),
         "quantiles": _quantiles(lengths),
-        "histogram": {
-            names[i]: int(counts[i]) for i in range(filled[-1] + 1 if len(filled) else 0)
-        },
+        "histogram": dict(zip(names[:filled], counts[:filled].tolist(), strict=True)),
     }
 
 
@@ -65,9 +63,7 @@ def _popularity(counts: np.ndarray, law: np.ndarray) -> dict[str, Any]:
         "mean": float(counts.mean()),
         "quantiles": _quantiles(counts),
         "gini": gini,
-        "head_shares": {
-            f"{share:.0%}": float(ordered[:n].sum() / total) for share, n in head.items()
-        },
+        "head_shares": head,
         # two rows of a batch hold the same positive with this probability: Σ q²
         "collision": float((law**2).sum()),
         "never_positive": int((law == 0).sum()),

@@ -6,12 +6,14 @@ Every encoder keeps all it needs in `settings` (JSON) and `vocabulary` (strings)
 from __future__ import annotations
 
 import zlib
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import polars as pl
 
-from crossbatch.errors import DataError
+from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from crossbatch.data.source import Column
@@ -173,13 +175,45 @@ class Dense(Stored):
         return Encoded(values, None, size)
 
 
+class SentenceVectors(Stored):
+    """Text as vectors of a sentence-transformers model on disk, kept as float16."""
+
+    feature_kind: ClassVar[str] = "dense"
+
+    @classmethod
+    def fit(cls, column: pl.Series, spec: Column) -> Self:  # noqa: ARG003
+        """Remember the model; nothing is learned."""
+        return cls({"model": spec.model})
+
+    def encode(self, column: pl.Series) -> Encoded:
+        """Return vectors; rows without text are zero.  Values `[R, n]`, float16."""
+        texts = _clean(column)
+        present = texts.is_not_null().to_numpy()
+        found = _sentence_model(self.settings["model"]).encode(texts.drop_nulls().to_list())
+        vectors = np.asarray(found, dtype=np.float16)
+        values = np.zeros((len(texts), vectors.shape[1]), dtype=np.float16)
+        values[present] = vectors
+        return Encoded(values, None, vectors.shape[1])
+
+
 ENCODERS: dict[str, type[Encoder]] = {
     "categorical": Categorical,
     "multi_valued": MultiValued,
     "numeric": Numeric,
     "text": HashedText,
+    "sentence": SentenceVectors,
     "dense": Dense,
 }
+
+
+def _sentence_model(path: str) -> Any:
+    if not Path(path).is_dir():
+        raise ConfigError(f"the sentence model must be a folder on disk, got {path!r}")
+    try:
+        library = import_module("sentence_transformers")
+    except ImportError as error:
+        raise ConfigError("sentence vectors need: pip install 'crossbatch[content]'") from error
+    return library.SentenceTransformer(path)
 
 
 def _clean(column: pl.Series) -> pl.Series:

@@ -14,7 +14,7 @@ from crossbatch.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from pathlib import Path
 
-KINDS = ("categorical", "multi_valued", "numeric", "text", "dense")
+KINDS = ("categorical", "multi_valued", "numeric", "text", "sentence", "dense")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,13 @@ class Column:
         name: The column's name in its table, and the feature's name in the dataset.
         kind: One of `KINDS`.
         separator: What divides the values of a `multi_valued` column that holds plain strings.
+        model: Folder of the sentence-transformers model of a `sentence` column.
     """
 
     name: str
     kind: str
     separator: str = "|"
+    model: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -96,16 +96,14 @@ def leave_last_out(sequences: Sequences, fractions: tuple[float, float]) -> Spli
 def by_time(sequences: Sequences, fractions: tuple[float, float]) -> Split:
     """Train before one moment, validate between two, test after the second, for all users alike.
 
-    The two moments leave `fractions` of all interactions to the later parts; interactions of one
-    moment stay together.  A user is evaluated in a window if there is a history before it; targets
-    are all interactions in the window, and the history ends where the window begins.
+    The two moments leave `fractions` of all interactions to the later parts, or a little less, for
+    interactions of one moment stay together.  A user is evaluated in a window if there is a history
+    before it; targets are all interactions in the window, and the history ends where it begins.
     """
-    total = int(sequences.offsets[-1])
-    times = np.sort(np.asarray(sequences.times))
-    moments = [
-        times[min(int(total * (1.0 - share)), total - 1)]
-        for share in (fractions[0] + fractions[1], fractions[1])
-    ]
+    moments = (
+        _moment(sequences.times, fractions[0] + fractions[1]),
+        _moment(sequences.times, fractions[1]),
+    )
     first, second = (_before(sequences, moment) for moment in moments)
     starts, ends = sequences.offsets[:-1], sequences.offsets[1:]
     users = np.arange(len(starts))
@@ -153,6 +151,19 @@ def _last_fifth(sequences: Sequences, users: np.ndarray) -> Part:
     starts, lengths = sequences.offsets[users], sequences.lengths[users]
     cuts = starts + 4 * lengths // 5
     return _part(users, cuts, starts + lengths, lengths >= 2)
+
+
+def _moment(times: np.ndarray, share: float) -> int:
+    """Return the moment that leaves `share` of all interactions at or after it.
+
+    By bisection over time: a sort would hold a second copy of the whole log in memory.
+    """
+    most = round(share * len(times))
+    low, high = int(times.min()), int(times.max()) + 1  # all are at or after low, none after high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if int((times >= middle).sum()) > most else (low, middle)
+    return high
 
 
 def _before(sequences: Sequences, moment: int) -> np.ndarray:

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 1 << 21
 
 
+def hashed(keys: pl.Series) -> pl.Series:
+    """Return 64-bit hashes; never stored, for they differ between versions of the engine."""
+    return keys.hash(0)
+
+
 class KeyCodes:
     """Number string keys 0, 1, 2 … in order of first appearance.
 
@@ -39,7 +44,7 @@ class KeyCodes:
 
     def encode(self, keys: pl.Series) -> np.ndarray:
         """Return the code of each key, new keys added.  Shape `[len(keys)]`, uint32."""
-        frame = pl.DataFrame({"key": keys, "hash": keys.hash(0)})
+        frame = pl.DataFrame({"key": keys, "hash": hashed(keys)})
         codes = self._join(frame)
         if codes.null_count():
             fresh = frame.filter(codes.is_null()).unique(

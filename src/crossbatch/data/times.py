@@ -63,8 +63,8 @@ class TimeReader:
 
     def _resolve(self, numbers: pl.Series) -> str:
         if self._unit == "auto":
-            median = numbers.median()
-            size = float(median) if isinstance(median, (int, float)) else 0.0
-            self._unit = next(unit for unit, largest in _LARGEST if abs(size) < largest)
+            median = numbers.filter(numbers.is_finite()).median()
+            size = abs(float(median)) if isinstance(median, (int, float)) else 0.0
+            self._unit = next(unit for unit, largest in _LARGEST if size < largest)
             self._tally.notes.append(f"times read as {self._unit} since 1970")
         return self._unit

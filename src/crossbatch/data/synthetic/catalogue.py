@@ -11,7 +11,7 @@ from crossbatch.data.synthetic.walk import TOPICS
 from crossbatch.data.synthetic.words import ADJECTIVES, CATEGORY_NAMES, NOUNS, coined
 
 MIN_COUNT = 5  # every item gets so many interactions, so that the usual filter keeps all
-ITEM_EXPONENT = 0.8  # Zipf exponent inside a topic
+ITEM_EXPONENT = 1.0  # Zipf exponent inside a topic
 
 
 class Catalogue(NamedTuple):

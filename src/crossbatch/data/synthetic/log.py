@@ -68,8 +68,8 @@ class SynthOptions:
 
     @property
     def categories(self) -> int:
-        """About 250 items each, and never so many that one could stay empty."""
-        return max(1, min(self.items // 250, self.interactions // 2_000) or 2)
+        """About 150 items each, and never so many that one could stay empty."""
+        return max(1, min(self.items // 150, self.interactions // 2_000) or 2)
 
 
 def synthetic_source(options: SynthOptions) -> Source:

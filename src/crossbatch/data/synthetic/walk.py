@@ -13,7 +13,7 @@ import numpy as np
 
 TOPICS = 5  # topics of a category
 INTERESTS = 3  # interests of a user at a time
-SWITCH, DRIFT, NOISE = 0.25, 0.03, 0.08  # chances at every step
+SWITCH, DRIFT, NOISE = 0.2, 0.03, 0.05  # chances at every step
 FORWARD, JUMP = 0.35, 0.10  # to the next topic of the ring, to any
 SLOT_SHARES = np.cumsum([0.6, 0.3, 0.1])
 
