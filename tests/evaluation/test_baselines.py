@@ -127,6 +127,7 @@ def test_ranking_in_chunks_of_users_changes_nothing(monkeypatch, pairs):
     np.testing.assert_array_equal(found.rank(histories, 8), whole)
 
 
+@settings(deadline=None)
 @given(
     rows=st.lists(st.lists(st.integers(0, 9), min_size=6, max_size=6), min_size=1, max_size=5),
     k=st.integers(1, 8),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossbatch.evaluation import hits as hits_module
@@ -129,6 +129,7 @@ users = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(users=users, k=st.integers(1, 9), comparisons=st.integers(1, 40))
 def test_every_metric_equals_its_literal_definition(users, k, comparisons):
     ranked, targets = [r for r, _ in users], [t for _, t in users]
@@ -140,6 +141,7 @@ def test_every_metric_equals_its_literal_definition(users, k, comparisons):
             assert values.tolist() == pytest.approx(expected, nan_ok=True)
 
 
+@settings(deadline=None)
 @given(users=users, k=st.integers(1, 9))
 def test_hit_rate_bounds_recall_and_both_comirec_ndcgs(users, k):
     ranked, targets = torch.tensor([r for r, _ in users]), [t or [1] for _, t in users]
