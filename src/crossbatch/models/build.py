@@ -36,7 +36,9 @@ def build_model(
     item: Mapping[str, Any] = NO_OPTIONS,
     item_features: Mapping[str, FeatureTable] = NO_FEATURES,
     user_features: Mapping[str, FeatureTable] = NO_FEATURES,
-    **options: Any,
+    history: str = "id",
+    normalize: bool = False,
+    history_dropout: float = 0.0,
 ) -> TwoTower:
     """An item tower and the user tower `MODELS[name]`, ready to train.
 
@@ -48,11 +50,20 @@ def build_model(
         item: Options of `ItemTower`.
         item_features: Content of items by name.
         user_features: Profile of users by name.
-        options: Options of `TwoTower`.
+        history: As in `TwoTower`.
+        normalize: As in `TwoTower`.
+        history_dropout: As in `TwoTower`.
     """
     if name not in MODELS:
         near = get_close_matches(name, MODELS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(MODELS)}"
         raise ValueError(f"unknown model {name!r}: {hint}")
     item_tower = ItemTower(num_items, dim, features=item_features, **item)
-    return TwoTower(item_tower, MODELS[name](dim, **tower), user_features=user_features, **options)
+    return TwoTower(
+        item_tower,
+        MODELS[name](dim, **tower),
+        history=history,
+        user_features=user_features,
+        normalize=normalize,
+        history_dropout=history_dropout,
+    )
