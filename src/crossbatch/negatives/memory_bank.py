@@ -72,6 +72,7 @@ class MemoryBank(nn.Module):
     def __len__(self) -> int:
         return int(self.fill)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def read(self) -> Candidates:
         """The written rows, oldest first, as constants; empty before the first `enqueue`."""
         window = self._window()

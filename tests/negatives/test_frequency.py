@@ -1,0 +1,136 @@
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crossbatch.negatives import item_frequency, no_correction, sampler_law
+from crossbatch.negatives.frequency import LogFrequency
+
+
+def test_item_frequency_counts_and_ignores_padding():
+    assert item_frequency(torch.tensor([3, 1, 3, 0, 3]), 4).tolist() == [0, 1, 0, 3, 0]
+
+
+def test_no_correction_is_constant():
+    assert no_correction(3).tolist() == [0, 1, 1, 1]
+
+
+def test_sampler_law_by_hand():
+    # User A: items 1 2 3 4 | 5 6 → targets 5, 6, each 1/2. User B: 1 2 3 4 | 5 → target 5.
+    # User C is too short to be drawn. q(5) = (1/2 + 1)/2 = 3/4, q(6) = (1/2)/2 = 1/4.
+    items = torch.tensor([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 6])
+    law = sampler_law(torch.tensor([0, 6, 11, 13]), items, 6)
+    assert law.tolist() == [0, 0, 0, 0, 0, 0.75, 0.25]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    users=st.lists(st.lists(st.integers(1, 6), max_size=8), min_size=1, max_size=6),
+    min_history=st.integers(0, 5),
+)
+def test_sampler_law_against_a_loop(users, min_history):
+    lengths = [len(sequence) for sequence in users]
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    items = torch.tensor([i for sequence in users for i in sequence], dtype=torch.int64)
+    eligible = [sequence[min_history:] for sequence in users if len(sequence) > min_history]
+    if not eligible:
+        with pytest.raises(
+            ValueError, match=f"no sequence is longer than min_history={min_history}"
+        ):
+            sampler_law(offsets, items, 6, min_history=min_history)
+        return
+    law = sampler_law(offsets, items, 6, min_history=min_history)
+    expected = [sum(t.count(i) / len(t) for t in eligible) / len(eligible) for i in range(7)]
+    assert law.tolist() == pytest.approx(expected)
+    assert float(law.sum()) == pytest.approx(1.0)
+
+
+def test_sampler_law_is_what_batches_draw():
+    """Users uniformly, then a target position uniformly: counts of 20,000 draws, 4.5 sigma."""
+    users = [[1, 2, 3, 4, *[5] * 12, 6], [1, 1, 1, 1, 6], [2, 2, 2, 2, 3, 6]]
+    offsets = torch.tensor([0, *[len(s) for s in users]]).cumsum(0)
+    items = torch.tensor([i for sequence in users for i in sequence])
+    law = sampler_law(offsets, items, 6)
+    draws = 20_000
+    user = torch.randint(0, 3, (draws,))
+    lengths = offsets.diff()[user]
+    position = 4 + (torch.rand(draws) * (lengths - 4)).long()
+    drawn = items[offsets[:-1][user] + position]
+    share = torch.bincount(drawn, minlength=7) / draws
+    sigma = (law * (1 - law) / draws).sqrt()
+    assert ((share - law).abs() <= 4.5 * sigma).all()
+    raw = item_frequency(items, 6)
+    assert abs(float(raw[5] / raw.sum() - law[5])) > 0.1  # the raw frequency is another law
+
+
+def test_log_q_is_the_log_of_the_share():
+    log_q = LogFrequency(torch.tensor([0, 1, 3]))(torch.tensor([2, 1, 1]))
+    assert log_q.tolist() == pytest.approx([math.log(0.75), math.log(0.25), math.log(0.25)])
+    assert log_q.dtype == torch.float32
+
+
+@pytest.mark.parametrize("moved", [torch.float16, torch.bfloat16, torch.float64])
+def test_changing_the_precision_keeps_log_q(moved):
+    counts = torch.tensor([0, 5, 7, 7_145_469])
+    table = LogFrequency(counts)
+    before = table(torch.tensor([1, 2]))
+    after = copy.deepcopy(table).to(moved)(torch.tensor([1, 2]))
+    assert torch.equal(before, after)
+    assert float(after[1] - after[0]) == pytest.approx(math.log(7 / 5), abs=1e-5)
+
+
+def test_the_table_is_not_in_checkpoints():
+    assert not LogFrequency(torch.tensor([0, 1])).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("item_ids", "message"),
+    [
+        (torch.tensor([1, 9]), "item_ids must lie between 0 and 3, got 1 to 9; item_counts"),
+        (torch.tensor([-1, 1]), "item_ids must lie between 0 and 3, got -1 to 1"),
+        (torch.tensor([1, 2]), "item_ids hold 2, whose count is 0, so log q is -inf; count"),
+        (torch.tensor([0]), "item_ids hold 0, whose count is 0"),
+        (torch.tensor([1.0]), r"item_ids must be int64, got torch.float32; .*\.long\(\)"),
+        (torch.tensor([True]), "item_ids must be int64, got torch.bool"),
+    ],
+)
+def test_bad_ids_are_refused(item_ids, message):
+    with pytest.raises(ValueError, match=message):
+        LogFrequency(torch.tensor([0, 4, 0, 5]))(item_ids)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        (torch.tensor([0.0, -1.0]), "item_counts must be finite and not negative, got -1"),
+        (torch.tensor([0.0, float("inf")]), "item_counts .*got inf"),
+        (torch.ones(2, 3), r"item_counts must have shape .*\[2, 3\]"),
+    ],
+)
+def test_bad_counts_are_refused(counts, message):
+    with pytest.raises(ValueError, match=message):
+        LogFrequency(counts)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: item_frequency(torch.tensor([1, 5]), 4),
+            "items must lie between 0 and 4, got 1 to 5",
+        ),
+        (lambda: item_frequency(torch.tensor([-1]), 4), "items must lie .*got -1"),
+        (lambda: item_frequency(torch.tensor([1.0]), 4), "items must be int64, got torch.float32"),
+        (lambda: sampler_law(torch.tensor([0, 5]), torch.ones(5).long() * 9, 6), "items must lie"),
+        (
+            lambda: sampler_law(torch.tensor([0, 5]), torch.ones(6).long(), 6),
+            "offsets must run from 0",
+        ),
+    ],
+)
+def test_bad_logs_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
