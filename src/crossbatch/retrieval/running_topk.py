@@ -38,13 +38,13 @@ class RunningTopK:
         k = self.scores.shape[1]
         threshold = self.scores[:, -1]  # [B]; what the list already holds
         group_max = tile.view(n // group, group * K, B).amax(dim=1)  # [G, B]
-        groups, users = (group_max > threshold).nonzero(as_tuple=True)
+        wanted = group_max > threshold
         floor = None
-        if len(users) > k * B and len(group_max) > k:
+        if len(group_max) > k and int(wanted.count_nonzero()) > k * B:
             # The k best groups hold k items at least as good as the k-th group's maximum.
             floor = group_max.topk(k, dim=0, sorted=False).values.amin(dim=0)  # [B]
-            wanted = (group_max > threshold) & (group_max >= floor)
-            groups, users = wanted.nonzero(as_tuple=True)
+            wanted &= group_max >= floor
+        groups, users = wanted.nonzero(as_tuple=True)
         scores = tile.view(n // group, group, K, B)[groups, :, :, users].amax(dim=2)  # [H, group]
         keep = scores > threshold[users, None]
         if floor is not None:
