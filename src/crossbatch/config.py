@@ -208,6 +208,13 @@ def build(
         raise ConfigError(f"[{section}] {error}") from error
 
 
+def filled(make: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` with the defaults of `make`'s keywords written out, for the record."""
+    parameters = inspect.signature(make).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    return defaults | dict(options)
+
+
 def check_options(make: Callable[..., Any], section: str, options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for a key that `make` has no keyword for."""
     parameters = inspect.signature(make).parameters.values()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from crossbatch.config import Recipe, build, check_options
+from crossbatch.config import Recipe, build, check_options, filled
 from crossbatch.errors import ConfigError
 from crossbatch.models import MODELS, FeatureTable, ItemTower, TwoTower
 from crossbatch.negatives import SAMPLERS, Corpus, NegativeSampler, no_correction
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 
 def resolve(recipe: Recipe, dataset: Dataset) -> Recipe:
-    """Fill in what depends on the data: the sampler's warm-up, unless the recipe says it.
+    """Write out the sampler's defaults; its warm-up depends on the data unless the recipe says it.
 
     One pass over the training samples, which is what the paper's 40,000 iterations are.
     """
     sampler = dict(recipe.sampler)
     if sampler["name"] == "cross_batch" and "warmup_steps" not in sampler:
         sampler["warmup_steps"] = math.ceil(dataset.eligible_samples / recipe.train.batch_size)
+    if sampler["name"] in SAMPLERS:  # otherwise `build` will say what is wrong
+        sampler = filled(SAMPLERS[sampler["name"]], sampler)
     return Recipe(recipe.model, sampler, recipe.loss, recipe.train)
 
 

@@ -96,7 +96,7 @@ def write_durably(path: Path, payload: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def write_json(path: Path, document: dict[str, Any]) -> None:
+def write_json(path: Path, document: dict[str, Any] | list[Any]) -> None:
     """Replace a JSON file at once: readers see the old or the new one, never a part."""
     partial = path.with_name(f".{path.name}.partial")
     write_durably(partial, (json.dumps(document, indent=1) + "\n").encode())

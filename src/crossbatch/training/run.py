@@ -26,6 +26,7 @@ from crossbatch.evaluation.baselines import popularity
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training import checkpoint
 from crossbatch.training.assemble import build_trainer, pick_device, resolve
+from crossbatch.training.examples import write_examples
 from crossbatch.training.journal import Journal
 from crossbatch.training.monitor import Monitor
 from crossbatch.training.progress import Progress, Silent
@@ -225,6 +226,7 @@ class _Run:
             "num_items": self.dataset.num_items,
             "baselines": {"popularity": {"test": _finite(self._popularity().means())}},
         }
+        write_examples(self.folder.path / "examples.json", trainer.model, self.dataset, self.recipe)
         checkpoint.write_json(self.folder.path / "result.json", result)
         self.folder.drop_checkpoints()
         return result

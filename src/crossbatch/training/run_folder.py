@@ -47,6 +47,7 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            self._lock.close()
             raise ConfigError(f"{path} is in use by another training process") from None
 
     @property

@@ -1,0 +1,102 @@
+import pytest
+
+from crossbatch.config import Recipe, build
+from crossbatch.errors import ConfigError
+
+
+def load(tmp_path, text, *overrides):
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    return Recipe.load(path, list(overrides))
+
+
+def test_defaults_are_the_papers(tmp_path):
+    recipe = load(tmp_path, "")
+    assert recipe.sampler == {"name": "cross_batch"}
+    assert recipe.train.batch_size == 128
+    assert recipe.model.dim == 64
+    assert (recipe.train.lr, recipe.train.patience) == (0.001, 20)
+
+
+def test_round_trip_through_plain_dictionaries(tmp_path):
+    recipe = load(tmp_path, '[model]\nitem_features = ["a"]\n[model.tower]\ninterests = 2\n')
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    assert recipe.model.item_features == ("a",)
+    assert recipe.model.tower == {"interests": 2}
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("train.lr=0.5", "train", "lr", 0.5),
+        ("train.lr=1", "train", "lr", 1.0),
+        ("model.name=mind", "model", "name", "mind"),
+        ("model.normalize=true", "model", "normalize", True),
+        ("train.seed = 7", "train", "seed", 7),
+    ],
+)
+def test_overrides(tmp_path, override, section, key, value):
+    recipe = load(tmp_path, "[train]\nlr = 0.1\n", override)
+    assert getattr(getattr(recipe, section), key) == value
+
+
+def test_a_whole_section_can_be_replaced(tmp_path):
+    text = '[sampler]\nname = "cross_batch"\ncapacity = 9\n'
+    assert load(tmp_path, text, 'sampler={name="in_batch"}').sampler == {"name": "in_batch"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[trian]\n", r"unknown section \[trian\]; did you mean 'train'"),
+        ("[train]\nbatchsize = 4\n", r"train\.batchsize; did you mean 'batch_size'"),
+        ("[train]\nlr = -1\n", r"train\.lr must be positive, got -1"),
+        ('[train]\nlr = "fast"\n', r"train\.lr must be of type float, got 'fast'"),
+        ("[train]\nseed = true\n", r"train\.seed must be of type int, got True"),
+        ("[train]\nseed = 1.5\n", r"train\.seed must be of type int, got 1\.5"),
+        ('[train]\nadam = "lzy"\n', r"train\.adam must be one of dense, lazy, got 'lzy'"),
+        ("[loss]\ntemperature = 0\n", r"loss\.temperature must be positive, got 0"),
+        ("[sampler]\ncapacity = 4\n", r"\[sampler\] needs a name"),
+        ("train = 3\n", r"\[train\] must be a table"),
+        ("[train\n", "is not TOML"),
+        ("[train]\naccumulate = 3\neval_every = 10\n", "multiple of train.accumulate=3"),
+        ("[model]\nitem_features = [1]\n", "list of strings"),
+    ],
+)
+def test_mistakes_are_one_sentence_with_the_remedy(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(tmp_path, text)
+    assert "\n" not in str(caught.value).strip() or "TOML" in message
+
+
+def test_override_without_a_section_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"--set needs section\.key=value"):
+        load(tmp_path, "", "lr=3")
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Recipe.load(tmp_path / "none.toml")
+
+
+def make(context: int, *, size: int = 1) -> tuple[int, int]:
+    if size < 0:
+        raise ValueError(f"size must be 0 or more, got {size}")
+    return context, size
+
+
+def test_build_hands_the_other_keys_to_the_constructor():
+    assert build({"make": make}, "sampler", {"name": "make", "size": 3}, 5) == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "mke"}, r"unknown sampler\.name 'mke'; did you mean 'make'"),
+        ({"name": "make", "siz": 1}, r"unknown key sampler\.siz; did you mean 'size'"),
+        ({"name": "make", "size": -1}, r"\[sampler\] size must be 0 or more, got -1"),
+    ],
+)
+def test_build_names_what_is_wrong(options, message):
+    with pytest.raises(ConfigError, match=message):
+        build({"make": make}, "sampler", options, 5)

@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from crossbatch.config import Recipe
+from crossbatch.data import Dataset, PrepareOptions, open_dataset, prepare
+from crossbatch.data.synthetic import SynthOptions, synthetic_source
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    path = tmp_path_factory.mktemp("data") / "tiny"
+    source = synthetic_source(SynthOptions(users=400, items=200, interactions=6000, seed=3))
+    prepare(source, path, PrepareOptions())
+    return open_dataset(path)
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    """A run of seconds: 60 steps, an evaluation every 20, a bank that is read from step 20 on."""
+    return Recipe.from_dict(
+        {
+            "model": {"name": "youtube_dnn", "dim": 8},
+            "sampler": {"name": "cross_batch", "capacity": 70, "warmup_steps": 20},
+            "train": {
+                "batch_size": 32,
+                "max_steps": 60,
+                "eval_every": 20,
+                "log_every": 5,
+                "lr": 0.01,
+                "threads": 1,
+                "device": "cpu",
+            },
+        }
+    )
+
+
+def recipe_file(path: Path, recipe: Recipe) -> Path:
+    """Write a recipe as TOML; enough of TOML for the recipes of these tests."""
+    lines = []
+    document = recipe.to_dict()
+    for section in ("model", "sampler", "loss", "train"):
+        lines.append(f"[{section}]")
+        for key, value in document[section].items():
+            if isinstance(value, dict):
+                continue
+            if isinstance(value, bool):
+                text = str(value).lower()
+            elif isinstance(value, (tuple, list)):
+                text = str(list(value))
+            else:
+                text = repr(value)
+            lines.append(f"{key} = {text}")
+    path.write_text("\n".join(lines))
+    return path

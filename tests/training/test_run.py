@@ -1,0 +1,239 @@
+"""Whole runs: results, exact resume after SIGKILL and Ctrl-C, and what a user may get wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from crossbatch.config import Recipe
+from crossbatch.errors import ConfigError, DataError
+from crossbatch.training import fit
+from crossbatch.training.saved import evaluate_runs, open_run, recommend
+
+from .conftest import recipe_file
+
+TIMES = ("seconds_per_1000_steps", "convergence_minutes")
+
+
+def journal(run, *events):
+    entries = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    return [entry for entry in entries if not events or entry["event"] in events]
+
+
+def without_times(result):
+    return {key: value for key, value in result.items() if key not in TIMES}
+
+
+@pytest.fixture(scope="module")
+def finished(dataset, tmp_path_factory):
+    """An undisturbed run of the module's recipe."""
+    recipe = Recipe.from_dict(
+        {
+            "model": {"name": "youtube_dnn", "dim": 8},
+            "sampler": {"name": "cross_batch", "capacity": 70, "warmup_steps": 20},
+            "train": {
+                "batch_size": 32,
+                "max_steps": 60,
+                "eval_every": 20,
+                "log_every": 5,
+                "lr": 0.01,
+                "threads": 1,
+                "device": "cpu",
+            },
+        }
+    )
+    out = tmp_path_factory.mktemp("run") / "whole"
+    return out, recipe, fit(dataset, recipe, out)
+
+
+def test_the_folder_holds_what_the_design_says(finished, dataset):
+    out, _, result = finished
+    names = {path.name for path in out.iterdir()}
+    assert {"config.json", "journal.jsonl", "best", "result.json", "per_user"} <= names
+    assert json.loads((out / "result.json").read_text()) == result
+    assert (result["model"], result["sampler"], result["seed"]) == ("youtube_dnn", "cross_batch", 0)
+    assert result["steps"] == 60
+    assert result["num_users"] == dataset.num_eval_users("test")
+    assert result["num_items"] == dataset.num_items
+    for metric in ("recall@20", "recall@50", "hit_rate@20", "ndcg@50", "ndcg_comirec@50"):
+        assert 0 <= result["test"][metric] <= 1
+        low, high = result["test_ci"][metric]
+        assert low <= result["test"][metric] <= high
+    steps = [entry["step"] for entry in journal(out, "train")]
+    assert steps == list(range(5, 61, 5))
+    assert "bank_staleness" in journal(out, "train")[-1]["diagnostics"]
+    assert journal(out, "stop")[0]["reason"] == "max_steps"
+
+
+def test_per_user_files_give_the_reported_means(finished):
+    out, _, result = finished
+    values = np.load(out / "per_user" / "test_recall@50.npy")
+    assert float(np.nanmean(values)) == pytest.approx(result["test"]["recall@50"], abs=1e-6)
+
+
+def test_restored_best_gives_the_best_metric(finished):
+    """Pitfall 31: a shallow copy of the best weights keeps training."""
+    out, _, result = finished
+    evaluations = journal(out, "eval")
+    best = max(evaluations, key=lambda entry: entry["metrics"]["recall@50"])
+    assert result["best_step"] == best["step"]
+    assert result["valid"]["recall@50"] == pytest.approx(best["metrics"]["recall@50"])
+    again = evaluate_runs([out], "valid", baselines=False)[str(out)]["metrics"]
+    assert again["recall@50"] == pytest.approx(best["metrics"]["recall@50"])
+
+
+def test_same_seed_same_result_another_seed_another(finished, dataset, tmp_path):
+    out, recipe, result = finished
+    twin = fit(dataset, recipe, tmp_path / "twin")
+    assert without_times(twin) == without_times(result)
+    other = fit(dataset, replace(recipe, train=replace(recipe.train, seed=1)), tmp_path / "other")
+    assert other["test"] != result["test"]
+
+
+def start(tmp_path, dataset, recipe, out, *more):
+    recipe_path = recipe_file(tmp_path / "recipe.toml", recipe)
+    command = [sys.executable, "-m", "crossbatch", "train", str(recipe_path)]
+    command += ["--data", str(dataset.path), "--out", str(out), *more]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_steps(run, count, timeout=120):
+    """Wait until the journal tells of `count` training lines."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        path = run / "journal.jsonl"
+        if path.exists() and path.read_bytes().count(b'"event": "train"') >= count:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the run did not get going")
+
+
+def test_sigkill_at_any_moment_then_resume_is_bit_identical(finished, dataset, tmp_path):
+    out, recipe, result = finished
+    run = tmp_path / "killed"
+    for lines in (1, 5, 8):  # before the first checkpoint, after it, after the second
+        process = start(tmp_path, dataset, recipe, run, "--resume", "--quiet")
+        wait_for_steps(run, lines)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+        assert not (run / "result.json").exists()
+    resumed = fit(dataset, recipe, run, resume=True)
+    assert without_times(resumed) == without_times(result)
+    losses = [(entry["step"], entry["loss"]) for entry in journal(run, "train")]
+    assert losses == [(entry["step"], entry["loss"]) for entry in journal(out, "train")]
+    for name in os.listdir(out / "per_user"):
+        ours, theirs = (np.load(path / "per_user" / name) for path in (run, out))
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(finished, dataset, tmp_path):
+    out, recipe, result = finished
+    run = tmp_path / "interrupted"
+    process = start(tmp_path, dataset, recipe, run, "--quiet")
+    wait_for_steps(run, 6)
+    process.send_signal(signal.SIGINT)
+    message = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "--resume" in message
+    assert "Traceback" not in message
+    resumed = fit(dataset, recipe, run, resume=True)
+    assert without_times(resumed) == without_times(result)
+
+
+def test_a_finished_run_is_not_trained_again(finished, dataset):
+    out, recipe, result = finished
+    before = (out / "journal.jsonl").read_bytes()
+    assert fit(dataset, recipe, out, resume=True) == result
+    assert (out / "journal.jsonl").read_bytes() == before
+
+
+def test_resume_after_early_stopping_does_not_train_on(dataset, recipe, tmp_path):
+    """A run killed after its last evaluation and before its result must end at the same step."""
+    impatient = replace(recipe, train=replace(recipe.train, patience=0, lr=1e-9, max_steps=400))
+    run = tmp_path / "run"
+    result = fit(dataset, impatient, run)
+    assert result["steps"] < 400
+    (run / "result.json").unlink()
+    # The checkpoints of a finished run are gone; make one as it was before the end.
+    again = tmp_path / "again"
+    process = start(tmp_path, dataset, impatient, again, "--quiet")
+    while not (again / "result.json").exists() and process.poll() is None:
+        time.sleep(0.002)
+    process.wait()
+    process.stderr.close()
+    assert json.loads((again / "result.json").read_text())["steps"] == result["steps"]
+
+
+def test_an_occupied_folder_is_left_alone(finished, dataset):
+    out, recipe, _ = finished
+    with pytest.raises(ConfigError, match="not empty"):
+        fit(dataset, recipe, out)
+
+
+def test_two_trainings_in_one_folder_are_refused(dataset, recipe, tmp_path):
+    run = tmp_path / "run"
+    long = replace(recipe, train=replace(recipe.train, max_steps=100_000, patience=10_000))
+    process = start(tmp_path, dataset, long, run, "--quiet")
+    try:
+        wait_for_steps(run, 1)
+        with pytest.raises(ConfigError, match="in use"):
+            fit(dataset, long, run, resume=True)
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_resume_with_another_recipe_is_refused(dataset, recipe, tmp_path):
+    run = tmp_path / "run"
+    fit(dataset, recipe, run)
+    (run / "result.json").unlink()
+    changed = replace(recipe, train=replace(recipe.train, lr=0.5))
+    with pytest.raises(ConfigError, match=r"train\.lr is 0\.5, but the run .* began with 0\.01"):
+        fit(dataset, changed, run, resume=True)
+
+
+def test_diverging_training_stops_and_names_the_batch(dataset, recipe, tmp_path):
+    wild = replace(recipe, train=replace(recipe.train, lr=1e30))
+    with pytest.raises(ConfigError, match=r"batch \d+ of seed 0"):
+        fit(dataset, wild, tmp_path / "run")
+    assert journal(tmp_path / "run", "stop")[0]["reason"] == "nan"
+
+
+def test_open_run_refuses_what_is_none(tmp_path, dataset, finished):
+    with pytest.raises(DataError, match="no run folder"):
+        open_run(tmp_path)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text((finished[0] / "config.json").read_text())
+    with pytest.raises(DataError, match="no best model"):
+        open_run(broken)
+
+
+def test_recommend_leaves_out_the_history_and_ranks_by_score(finished):
+    saved = open_run(finished[0])
+    top = recommend(saved, [3, 1, 2], 10)
+    scores = [score for _, score in top]
+    assert len(top) == 10
+    assert not {item for item, _ in top} & {1, 2, 3}
+    assert scores == sorted(scores, reverse=True)
+    # Brute force over the whole catalogue.
+    with torch.no_grad():
+        vectors = saved.towers.items(torch.arange(1, saved.dataset.num_items + 1))
+        user = saved.towers.users(torch.tensor([[3, 1, 2]]))[0, 0]
+    expected = (vectors @ user).sort(descending=True).indices + 1
+    assert [item for item, _ in top] == [i for i in expected.tolist() if i > 3][:10]
+
+
+def test_baselines_stand_beside_the_model(finished):
+    table = evaluate_runs([finished[0]], "test")
+    assert list(table) == ["popularity", "item_knn", str(finished[0])]
+    assert all("recall@50" in entry["metrics"] for entry in table.values())
