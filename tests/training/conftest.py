@@ -1,19 +1,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from crossbatch.config import Recipe
 from crossbatch.data import Dataset, PrepareOptions, open_dataset, prepare
 from crossbatch.data.synthetic import SynthOptions, synthetic_source
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

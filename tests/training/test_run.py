@@ -1,7 +1,6 @@
 """Whole runs: results, exact resume after SIGKILL and Ctrl-C, and what a user may get wrong."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -90,7 +89,7 @@ def test_restored_best_gives_the_best_metric(finished):
 
 
 def test_same_seed_same_result_another_seed_another(finished, dataset, tmp_path):
-    out, recipe, result = finished
+    _, recipe, result = finished
     twin = fit(dataset, recipe, tmp_path / "twin")
     assert without_times(twin) == without_times(result)
     other = fit(dataset, replace(recipe, train=replace(recipe.train, seed=1)), tmp_path / "other")
@@ -129,13 +128,13 @@ def test_sigkill_at_any_moment_then_resume_is_bit_identical(finished, dataset, t
     assert without_times(resumed) == without_times(result)
     losses = [(entry["step"], entry["loss"]) for entry in journal(run, "train")]
     assert losses == [(entry["step"], entry["loss"]) for entry in journal(out, "train")]
-    for name in os.listdir(out / "per_user"):
-        ours, theirs = (np.load(path / "per_user" / name) for path in (run, out))
+    for path in (out / "per_user").iterdir():
+        ours, theirs = np.load(run / "per_user" / path.name), np.load(path)
         np.testing.assert_array_equal(ours, theirs)
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(finished, dataset, tmp_path):
-    out, recipe, result = finished
+    _, recipe, result = finished
     run = tmp_path / "interrupted"
     process = start(tmp_path, dataset, recipe, run, "--quiet")
     wait_for_steps(run, 6)
