@@ -159,7 +159,7 @@ def test_bfloat16_autocast_stays_close(name, make_history):
 def test_training_lowers_the_loss(name):
     """Ten groups of five items; a history's positive is of the same group."""
     torch.manual_seed(0)
-    model = make(name, item={"sparse": False})
+    model = make(name, sparse=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(80):

@@ -111,7 +111,7 @@ def test_pitfall_23_sparse_gradients_equal_dense_ones(make_history):
     gradients = []
     for sparse in (True, False):
         torch.manual_seed(0)
-        model = build_model("youtube_dnn", 50, 16, item={"sparse": sparse})
+        model = build_model("youtube_dnn", 50, 16, sparse=sparse)
         u, v = model(history, targets)
         functional.cross_entropy(u @ v.T, torch.arange(8)).backward()
         gradients.append(model.item_tower.table.weight.grad)

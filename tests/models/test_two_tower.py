@@ -41,7 +41,8 @@ class FirstAndLast(nn.Module):
 
 @pytest.fixture
 def ages() -> FeatureTable:
-    return FeatureTable("numeric", torch.arange(10.0).view(10, 1))
+    """User n is n - 5 years old."""
+    return FeatureTable("numeric", torch.arange(-5.0, 5.0).view(10, 1))
 
 
 def test_history_is_tied_to_the_items_by_default(make_history):
@@ -101,7 +102,7 @@ def test_profile_is_joined_to_every_interest(ages):
     history, users = torch.tensor([[4, 9], [7, 2]]), torch.tensor([3, 6])
     plain = TwoTower(model.item_tower, FirstAndLast()).users(history)
     (layer,) = model.fuse
-    joined = torch.cat([plain, torch.tensor([[[3.0]] * 2, [[6.0]] * 2])], dim=-1)
+    joined = torch.cat([plain, torch.tensor([[[-2.0]] * 2, [[1.0]] * 2])], dim=-1)
     expected = joined @ layer.weight.T + layer.bias
     torch.testing.assert_close(model.users(history, users), expected)
 
@@ -109,7 +110,8 @@ def test_profile_is_joined_to_every_interest(ages):
 def test_profile_of_unknown_users_is_zero(ages):
     model = TwoTower(ItemTower(NUM_ITEMS, DIM), SumTower(), user_features={"age": ages}).eval()
     history = torch.tensor([[4, 9], [4, 9]])
-    zero_age = model.users(history, torch.tensor([0, 0]))  # user 0 is 0 years old
+    zero_age = model.users(history, torch.tensor([5, 5]))
+    assert not torch.allclose(zero_age, model.users(history, torch.tensor([0, 0])))
     torch.testing.assert_close(model.users(history), zero_age)
     torch.testing.assert_close(model.users(history, torch.tensor([-1, -1])), zero_age)
     model.train()
@@ -117,6 +119,18 @@ def test_profile_of_unknown_users_is_zero(ages):
         ValueError, match="user_ids is required to train a model with user features"
     ):
         model.users(history)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_tables_of_the_profile_have_the_gradients_asked_for(sparse):
+    jobs = FeatureTable("categorical", torch.arange(10).int(), num_values=10)
+    model = TwoTower(
+        ItemTower(NUM_ITEMS, DIM), SumTower(), user_features={"job": jobs}, sparse=sparse
+    )
+    model.users(torch.tensor([[4, 9]]), torch.tensor([3])).sum().backward()
+    gradient = model.profile.encoders[0].embedding.weight.grad
+    assert gradient.is_sparse == sparse
+    assert gradient.to_dense().any(dim=1).nonzero().tolist() == [[3]]
 
 
 def test_history_dropout_acts_in_training_only():

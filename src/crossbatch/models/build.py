@@ -39,6 +39,7 @@ def build_model(
     history: str = "id",
     normalize: bool = False,
     history_dropout: float = 0.0,
+    sparse: bool = True,
 ) -> TwoTower:
     """An item tower and the user tower `MODELS[name]`, ready to train.
 
@@ -53,12 +54,13 @@ def build_model(
         history: As in `TwoTower`.
         normalize: As in `TwoTower`.
         history_dropout: As in `TwoTower`.
+        sparse: Whether gradients of all tables are sparse tensors; `torch.optim.Adam` wants False.
     """
     if name not in MODELS:
         near = get_close_matches(name, MODELS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(MODELS)}"
         raise ValueError(f"unknown model {name!r}: {hint}")
-    item_tower = ItemTower(num_items, dim, features=item_features, **item)
+    item_tower = ItemTower(num_items, dim, features=item_features, **{"sparse": sparse, **item})
     return TwoTower(
         item_tower,
         MODELS[name](dim, **tower),
@@ -66,4 +68,5 @@ def build_model(
         user_features=user_features,
         normalize=normalize,
         history_dropout=history_dropout,
+        sparse=sparse,
     )

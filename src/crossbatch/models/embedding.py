@@ -72,3 +72,10 @@ class EmbeddingTable(nn.Module):
     def extra_repr(self) -> str:
         """The table's size, as shown by `print(model)`."""
         return f"{self.weight.shape[0]}, {self.weight.shape[1]}, sparse={self.sparse}"
+
+
+def set_sparse(module: nn.Module, sparse: bool) -> None:
+    """Make the gradients of all tables inside `module` sparse tensors or dense ones."""
+    for part in module.modules():
+        if isinstance(part, EmbeddingTable):
+            part.sparse = sparse

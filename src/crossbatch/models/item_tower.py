@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .checks import check_at_least_one
 from .dense import mlp
-from .embedding import EmbeddingTable
+from .embedding import EmbeddingTable, set_sparse
 from .features import FeatureEncoder, FeatureTable
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -62,9 +62,7 @@ class ItemTower(nn.Module):
         width = (id_dim if id else 0) + (self.content.dim if self.content else 0)
         bare = self.content is None and not hidden and id_dim == dim
         self.layers = None if bare else mlp(width, hidden, dim)
-        for module in self.modules():
-            if isinstance(module, EmbeddingTable):
-                module.sparse = sparse
+        set_sparse(self, sparse)
 
     def forward(self, item_ids: Tensor) -> Tensor:
         """Vectors `[N, d]` of items `[N]`."""

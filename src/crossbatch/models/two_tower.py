@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .checks import check_choice, check_share
 from .dense import mlp
-from .embedding import EmbeddingTable
+from .embedding import EmbeddingTable, set_sparse
 from .features import FeatureEncoder, FeatureTable
 from .history import drop_positions
 from .item_tower import NO_FEATURES, NOTHING
@@ -41,6 +41,7 @@ class TwoTower(nn.Module):
         user_hidden: Widths of ReLU layers before that linear layer.
         normalize: Whether both towers' vectors have length 1.
         history_dropout: Share of history items forgotten at random in training.
+        sparse: Whether gradients of the user features' tables are sparse (see `EmbeddingTable`).
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class TwoTower(nn.Module):
         user_hidden: Sequence[int] = (),
         normalize: bool = False,
         history_dropout: float = 0.0,
+        sparse: bool = True,
     ) -> None:
         super().__init__()
         _check(history, item_tower, history_dropout)
@@ -63,6 +65,7 @@ class TwoTower(nn.Module):
         if user_features:
             dim = _common_dim(item_tower, user_tower)
             self.profile = FeatureEncoder(user_features, user_feature_dims)
+            set_sparse(self.profile, sparse)
             self.fuse = mlp(dim + self.profile.dim, user_hidden, dim)
 
     def forward(
