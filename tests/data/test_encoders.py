@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import sys
 import zlib
-from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -13,10 +14,13 @@ from crossbatch.data.encoders import ENCODERS
 from crossbatch.data.source import KINDS, Column
 from crossbatch.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 def bags(encoded: object) -> list[list[int]]:
     values, offsets = encoded.values, encoded.offsets  # type: ignore[attr-defined]
-    return [values[a:b].tolist() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [values[a:b].tolist() for a, b in itertools.pairwise(offsets)]
 
 
 def test_every_kind_has_an_encoder() -> None:

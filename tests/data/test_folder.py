@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import errno
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from crossbatch.data.folder import MANIFEST, atomic_folder, read_manifest, write_manifest
 from crossbatch.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def names(folder: Path) -> list[str]:
@@ -18,6 +21,12 @@ def write(target: Path, text: str, **options: bool) -> None:
     with atomic_folder(target, **options) as folder:
         (folder / "data").write_text(text)
         write_manifest(folder, {})
+
+
+def fail(target: Path, failure: BaseException, **options: bool) -> None:
+    with atomic_folder(target, **options) as folder:
+        (folder / "data").write_text("new")
+        raise failure
 
 
 def test_a_folder_appears_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -31,20 +40,15 @@ def test_a_folder_appears_only_when_it_is_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failure", [RuntimeError("no"), KeyboardInterrupt()])
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, failure: BaseException) -> None:
-    with pytest.raises(type(failure)), atomic_folder(tmp_path / "out") as folder:
-        (folder / "data").write_text("x")
-        raise failure
+    with pytest.raises(type(failure)):
+        fail(tmp_path / "out", failure)
     assert names(tmp_path) == []
 
 
 def test_a_failure_leaves_the_old_dataset_alone(tmp_path: Path) -> None:
     write(tmp_path / "out", "old")
-    with (
-        pytest.raises(KeyboardInterrupt),
-        atomic_folder(tmp_path / "out", overwrite=True) as folder,
-    ):
-        (folder / "data").write_text("new")
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        fail(tmp_path / "out", KeyboardInterrupt(), overwrite=True)
     assert (tmp_path / "out" / "data").read_text() == "old"
     assert names(tmp_path) == ["out"]
 
@@ -67,7 +71,7 @@ def test_overwrite_never_replaces_what_is_no_dataset(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_plainly(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="disk .* is full"), atomic_folder(tmp_path / "out"):
+    with pytest.raises(DataError, match=r"disk .* is full"), atomic_folder(tmp_path / "out"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert names(tmp_path) == []
 

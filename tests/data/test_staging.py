@@ -1,15 +1,19 @@
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from crossbatch.data import staging
 from crossbatch.data.staging import KeyCodes, StagedLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
 
 
 @given(

@@ -143,7 +143,9 @@ def _movies(path: Path, edition: Edition, members: dict[str, str]) -> pl.DataFra
         flags = [pl.when(pl.col(genre) == "1").then(pl.lit(genre)) for genre in GENRES]
         frame = frame.with_columns(pl.concat_list(flags).list.drop_nulls().alias("genres"))
     else:
-        frame = frame.with_columns(pl.col("genres").str.split("|"))
+        none = pl.col("genres") == "(no genres listed)"
+        split = pl.col("genres").str.split("|")
+        frame = frame.with_columns(pl.when(none).then(split.list.head(0)).otherwise(split))
     year = pl.col("title").str.extract(r"\((\d{4})\)\s*$").cast(pl.Float64)
     return frame.select("key", "title", "genres", year.alias("year"))
 

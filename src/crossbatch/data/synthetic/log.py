@@ -57,10 +57,11 @@ class SynthOptions:
             raise ConfigError(
                 f"users must be ≥ 10 and items ≥ 20, got {self.users} and {self.items}"
             )
-        least = MIN_COUNT * max(self.users, self.items)
+        # items are dealt topic by topic, so a few interactions of each are left over
+        least = max(MIN_COUNT * self.users, (MIN_COUNT + 1) * self.items, 200)
         if self.interactions < least:
             raise ConfigError(
-                f"interactions must be at least {least:,} (five for every user and item), "
+                f"interactions must be at least {least:,} (five a user, six an item), "
                 f"got {self.interactions:,}"
             )
         if self.seed < 0:
@@ -69,7 +70,7 @@ class SynthOptions:
     @property
     def categories(self) -> int:
         """About 150 items each, and never so many that one could stay empty."""
-        return max(1, min(self.items // 150, self.interactions // 2_000) or 2)
+        return max(1, min(self.items // 150, self.interactions // 2_000))
 
 
 def synthetic_source(options: SynthOptions) -> Source:
