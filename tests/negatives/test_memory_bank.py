@@ -225,6 +225,12 @@ def test_rows_that_are_not_finite_are_refused(broken, where):
     assert unchanged(bank, enqueue)
 
 
+def test_large_rows_are_not_mistaken_for_infinite_ones():
+    bank = MemoryBank(4, dim=3)
+    bank.enqueue(Candidates(torch.full((2, 3), 3e38), torch.tensor([1, 2]), torch.zeros(2)))
+    assert len(bank) == 2
+
+
 def test_rows_that_overflow_the_storage_are_refused():
     bank = MemoryBank(4, dim=3, dtype="float16")
     too_large = Candidates(torch.full((2, 3), 1e6), torch.tensor([1, 2]), torch.zeros(2))

@@ -24,10 +24,13 @@ def check_ids(name: str, item_ids: Tensor, lowest: int, highest: int) -> None:
     """Raise `ValueError` unless `item_ids` are int64 within the bounds."""
     if item_ids.dtype != torch.int64:
         raise ValueError(f"{name} must be int64, got {item_ids.dtype}; convert them with .long()")
-    if item_ids.numel() and not lowest <= int(item_ids.min()) <= int(item_ids.max()) <= highest:
+    if item_ids.numel() == 0:
+        return
+    first, last = (int(bound) for bound in item_ids.aminmax())
+    if first < lowest or last > highest:
         raise ValueError(
-            f"{name} must lie between {lowest} and {highest}, got {int(item_ids.min())} to "
-            f"{int(item_ids.max())}; item_counts needs one entry per item"
+            f"{name} must lie between {lowest} and {highest}, got {first} to {last}; "
+            "item_counts needs one entry per item"
         )
 
 

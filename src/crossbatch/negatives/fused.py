@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from crossbatch.negatives.candidates import Candidates
 
 Vectors = Sequence[Tensor] | Mapping[int, Tensor]  # by number of the part
+Pieces = list[tuple[int, slice, slice]]  # number of the part, its rows, their place in the span
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class _Columns:
         size = self.chunk_size or max(1, len(columns))
         return [columns[start : start + size] for start in range(0, len(columns), size)]
 
-    def pieces(self, span: range) -> list[tuple[int, slice, slice]]:
-        """The parts that a span touches: number of the part, its rows, their place in the span."""
+    def pieces(self, span: range) -> Pieces:
+        """The parts that a span touches."""
         found = []
         for part, own in enumerate(self.bounds):
             low, high = max(span.start, own.start), min(span.stop, own.stop)
@@ -60,10 +61,10 @@ class _Columns:
                 found.append((part, rows, slice(low - span.start, high - span.start)))
         return found
 
-    def logits(self, u: Tensor, vectors: Vectors, span: range) -> Tensor:
+    def logits(self, u: Tensor, vectors: Vectors, span: range, pieces: Pieces) -> Tensor:
         """`[B, n]` corrected logits of a span; −inf where a column is no negative of the row."""
         logits = u.new_empty(u.shape[0], len(span))
-        for part, rows, place in self.pieces(span):
+        for part, rows, place in pieces:
             correction, block = self.log_q[part][rows].to(u.dtype), vectors[part][rows].to(u.dtype)
             torch.addmm(correction, u, block.T, beta=-1, out=logits[:, place])
         here = slice(span.start, span.stop)
@@ -115,13 +116,14 @@ class FusedRowLosses(torch.autograd.Function):
             mean = own.clone()  # Σ_j e^{s'_j − m} v_j, [B, d]
             weights = u.new_empty(u.shape[0], 0)
             for span in columns.spans(range(columns.column_keys.shape[0])):
-                logits = columns.logits(u, vectors, span)
+                pieces = columns.pieces(span)
+                logits = columns.logits(u, vectors, span, pieces)
                 new_peak = torch.maximum(peak, logits.amax(dim=1))
                 shrink = (peak - new_peak).exp_()
                 weights = logits.sub_(new_peak.unsqueeze(1)).exp_()  # [B, n]
                 total = total * shrink + weights.sum(dim=1)
                 mean *= shrink.unsqueeze(1)
-                for part, rows, place in columns.pieces(span):
+                for part, rows, place in pieces:
                     mean.addmm_(weights[:, place], vectors[part][rows].to(dtype))
                 peak = new_peak
             losses = total.log() + (peak - own_logit)  # a small loss survives large logits
@@ -165,7 +167,8 @@ def _recomputed(
     """`[n, d]` gradient of a part's vectors without having kept its probabilities."""
     gradient = u.new_empty(vectors.shape)
     for span in columns.spans(columns.bounds[part]):
-        ((_, rows, _),) = columns.pieces(span)
-        logits = columns.logits(u, {part: vectors}, span)
+        pieces = columns.pieces(span)
+        logits = columns.logits(u, {part: vectors}, span, pieces)
+        ((_, rows, _),) = pieces
         gradient[rows] = logits.sub_(log_total.unsqueeze(1)).exp_().T @ pull
     return gradient

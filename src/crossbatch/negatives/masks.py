@@ -60,13 +60,14 @@ def drop_matches_(logits: Tensor, row_keys: Tensor, column_keys: Tensor) -> Tens
     """Set `logits` `[B, n]` to −inf, in place, where a column carries the row's key."""
     if logits.device.type != "cpu":
         return logits.masked_fill_(row_keys.unsqueeze(1) == column_keys, float("-inf"))
-    # A dense comparison costs as much as the exponentials. Few columns match any row: find those
-    # by a sorted search and compare only them.
-    sorted_keys = row_keys.sort().values
-    nearest = torch.searchsorted(sorted_keys, column_keys).clamp_(max=len(sorted_keys) - 1)
-    matched = (sorted_keys[nearest] == column_keys).nonzero().squeeze(1)
-    rows, hits = (row_keys.unsqueeze(1) == column_keys[matched]).nonzero(as_tuple=True)
-    logits[rows, matched[hits]] = float("-inf")
+    # A dense comparison costs as much as the exponentials. Few columns match any row: a table of
+    # the rows' last bits finds those, and a few more, and only they are compared.
+    last_bits = (1 << (row_keys.shape[0].bit_length() + 8)) - 1
+    present = torch.zeros(last_bits + 1, dtype=torch.bool)
+    present[row_keys & last_bits] = True
+    likely = present[column_keys & last_bits].nonzero().squeeze(1)
+    rows, hits = (row_keys.unsqueeze(1) == column_keys[likely]).nonzero(as_tuple=True)
+    logits[rows, likely[hits]] = float("-inf")
     return logits
 
 

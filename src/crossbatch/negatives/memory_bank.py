@@ -7,6 +7,7 @@ bank.enqueue(positives)                    # after it
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,13 +106,7 @@ class MemoryBank(nn.Module):
         newest = max(0, len(items) - self.capacity)
         rows = items.embeddings.detach()[newest:].to(self.embeddings.dtype)
         log_q = items.log_q.detach()[newest:]
-        finite = torch.isfinite(rows).all() & torch.isfinite(log_q).all()
-        if not bool(finite):
-            broken = int((~torch.isfinite(rows).all(dim=1) | ~torch.isfinite(log_q)).sum())
-            raise ValueError(
-                f"items hold {broken} rows that are not finite as {self.embeddings.dtype}; a bank "
-                "of them would poison later losses, so find where training diverged"
-            )
+        self._check_finite(rows, log_q)
         self.skip()
         if self.capacity:
             self._append(rows, items.item_ids[newest:], log_q)
@@ -119,6 +114,17 @@ class MemoryBank(nn.Module):
     def skip(self) -> None:
         """Count an iteration whose items are not kept."""
         self.step = self.step + 1
+
+    def _check_finite(self, rows: Tensor, log_q: Tensor) -> None:
+        total = rows.sum(dtype=torch.float32) + log_q.sum()
+        if math.isfinite(float(total)):  # one look at the device; a sum may overflow, hence below
+            return
+        broken = int((~torch.isfinite(rows).all(dim=1) | ~torch.isfinite(log_q)).sum())
+        if broken:
+            raise ValueError(
+                f"items hold {broken} rows that are not finite as {self.embeddings.dtype}; a bank "
+                "of them would poison later losses, so find where training diverged"
+            )
 
     def _append(self, rows: Tensor, item_ids: Tensor, log_q: Tensor) -> None:
         if int(self.cursor) + rows.shape[0] > self.embeddings.shape[0]:
