@@ -57,7 +57,8 @@ def test_every_flag_reaches_the_manifest(tmp_path: Path) -> None:
     run(
         "prepare", tmp_path / "log.csv", "--out", tmp_path / "out", "--format", "table", "--quiet",
         "--user", "who", "--item", "what", "--time", "when", "--rating", "stars",
-        "--time-unit", "order", "--items", tmp_path / "things.csv", "--item-feature", "kind:multi_valued:;",
+        "--time-unit", "order", "--items", tmp_path / "things.csv",
+        "--item-feature", "kind:multi_valued:;",
         "--item-feature", "label:text", "--title", "label",
         "--min-item-count", "2", "--min-user-count", "3", "--core", "--split", "user",
         "--valid-share", "0.2", "--test-share", "0.3", "--ties", "item", "--min-history", "2",

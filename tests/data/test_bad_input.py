@@ -101,7 +101,7 @@ def test_a_damaged_gzip_is_an_error(tmp_path: Path) -> None:
     whole[len(whole) // 2] ^= 0xFF
     path = tmp_path / "log.jsonl.gz"
     path.write_bytes(bytes(whole))
-    with pytest.raises(DataError, match="damaged or cut short|cannot be used"):
+    with pytest.raises(DataError, match=r"damaged or cut short|cannot be used"):
         prepare(open_source(path, "table"), tmp_path / "out")
 
 
@@ -133,7 +133,7 @@ def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
 def test_an_empty_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("")
-    with pytest.raises(DataError, match="empty|does not begin"):
+    with pytest.raises(DataError, match=r"empty|does not begin"):
         open_source(tmp_path / name, "table")
 
 

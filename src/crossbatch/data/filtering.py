@@ -55,7 +55,9 @@ def keep_frequent(
         users, items, rounds = kept_users, kept_items, rounds + 1
         if not core or settled:
             break
-    with_kept_items = _count(log, np.ones_like(users), items, of_items=False)
+    # after a single round the users were counted over kept items already, dropped ones included
+    everyone = np.ones_like(users)
+    with_kept_items = user_counts if rounds == 1 else _count(log, everyone, items, of_items=False)
     return Frequent(
         users=users,
         items=items,

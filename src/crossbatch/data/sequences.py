@@ -6,24 +6,27 @@ by (user, time, tie rule), and the buckets are appended to the final arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import polars as pl
 
 from crossbatch.data.arrays import ArrayWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from crossbatch.data.progress import Progress
     from crossbatch.data.staging import LogChunk, StagedLog
 
 BUCKET_ROWS = 4_000_000
-ROW = np.dtype([("user", "<i4"), ("item", "<i4"), ("time", "<i8"), ("tie", "<u8")])
+MOST_BUCKETS = 200  # each is an open file
+PACKED_BITS = 64
+COLUMNS = {"user": np.int32, "item": np.int32, "time": np.int64, "tie": np.uint64}
 
 TieRule = Callable[["LogChunk", int, np.ndarray], np.ndarray]
 """`rule(chunk, seed, key_ranks [I])`: what orders interactions of one user and time.  uint64."""
@@ -99,54 +102,120 @@ def write_sequences(
     offsets = np.zeros(len(numbering.lengths) + 1, dtype=np.int64)
     np.cumsum(numbering.lengths, out=offsets[1:])
     np.save(folder / "offsets.npy", offsets)
-    total = int(offsets[-1])
     bounds = _bucket_bounds(offsets)
-    paths = [folder / f"bucket-{bucket}.tmp" for bucket in range(len(bounds) - 1)]
     with ExitStack() as stack:
-        files = [stack.enter_context(path.open("wb")) for path in paths]
+        buckets = [
+            stack.enter_context(Bucket(folder / f"bucket-{number}.tmp"))
+            for number in range(len(bounds) - 1)
+        ]
         for chunk in log.chunks():
-            tie = TIE_RULES[ties](chunk, seed, key_ranks)
-            _deal(chunk, tie, numbering, bounds, files)
+            columns = _kept_columns(chunk, numbering, TIE_RULES[ties](chunk, seed, key_ranks))
+            _deal(columns, bounds, buckets)
             progress("sorting", chunk.first_row, 2 * log.rows)
-    with ExitStack() as stack:
+        total = int(offsets[-1])
         items = stack.enter_context(ArrayWriter(folder / "items.npy", np.int32, total))
         times = stack.enter_context(ArrayWriter(folder / "times.npy", np.int64, total))
-        for bucket, path in enumerate(paths):
-            rows = _sorted_rows(np.fromfile(path, ROW))
-            items.append(rows["item"].to_numpy())
-            times.append(rows["time"].to_numpy())
-            path.unlink()
-            progress("sorting", log.rows + int(log.rows * (bucket + 1) / len(paths)), 2 * log.rows)
+        for number, bucket in enumerate(buckets, start=1):
+            columns = bucket.take()
+            order = sort_order(columns["user"], columns["time"], columns["tie"])
+            items.append(columns["item"][order])
+            times.append(columns["time"][order])
+            progress("sorting", log.rows + log.rows * number // len(buckets), 2 * log.rows)
     return offsets
+
+
+class Bucket:
+    """Interactions of neighbouring users, put aside on disk in pieces.
+
+    Args:
+        path: A file that lives until the bucket is taken.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._sizes = path, list[int]()
+        self._file = path.open("wb")
+
+    def put(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Add a piece: its columns one after another."""
+        self._sizes.append(len(columns["user"]))
+        for name, dtype in COLUMNS.items():
+            self._file.write(np.ascontiguousarray(columns[name], dtype=dtype).data)
+
+    def take(self) -> dict[str, np.ndarray]:
+        """Return all pieces joined, and remove the file."""
+        self._file.close()
+        pieces: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
+        with self._path.open("rb") as file:
+            for size in self._sizes:
+                for name, dtype in COLUMNS.items():
+                    pieces[name].append(np.fromfile(file, dtype, size))
+        self._path.unlink()
+        return {name: np.concatenate(parts) for name, parts in pieces.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._file.close()
+
+
+def sort_order(users: np.ndarray, times: np.ndarray, ties: np.ndarray) -> np.ndarray:
+    """Return what `np.lexsort((ties, times, users))` does, several times faster.
+
+    User, time and as much of the tie as there is room for are packed into one number; only rows
+    that are equal in it, a handful, are compared in full.  Shapes `[n]`.
+    """
+    if not len(users):
+        return np.zeros(0, dtype=np.int64)
+    since = _in_coarse_units(times - times.min())
+    rows = (users - users.min()).astype(np.uint64)
+    width = [int(column.max()).bit_length() for column in (rows, since, ties)]
+    room = PACKED_BITS - width[0] - width[1]
+    if room < 0:
+        return np.lexsort((ties, times, users))
+    kept = min(room, width[2])
+    packed = (rows << np.uint64(width[1])) | since.astype(np.uint64)
+    packed = (packed << np.uint64(kept)) | (ties >> np.uint64(width[2] - kept))
+    order = np.argsort(packed)
+    packed = packed[order]
+    equal = packed[1:] == packed[:-1]
+    alike = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
+    inside = order[alike]
+    order[alike] = inside[np.lexsort((inside, ties[inside], packed[alike]))]
+    return order
+
+
+def _in_coarse_units(since: np.ndarray) -> np.ndarray:
+    """Divide by the unit that all numbers share (seconds, days …): fewer bits say the same."""
+    unit = max(int(np.gcd.reduce(since[:10_000])), 1)  # of a sample, for it is slow
+    return since // unit if unit > 1 and not (since % unit).any() else since
 
 
 def _bucket_bounds(offsets: np.ndarray) -> np.ndarray:
     """Cut the users into runs of about `BUCKET_ROWS` interactions.  First rows and the end."""
     num_users, total = len(offsets) - 1, int(offsets[-1])
-    marks = np.arange(BUCKET_ROWS, total, BUCKET_ROWS)
-    inner = np.searchsorted(offsets, marks)
+    size = max(BUCKET_ROWS, -(-total // MOST_BUCKETS))
+    inner = np.searchsorted(offsets, np.arange(size, total, size))
     return np.unique(np.concatenate([[0], inner, [num_users]]))
 
 
-def _deal(
-    chunk: LogChunk,
-    tie: np.ndarray,
-    numbering: Numbering,
-    bounds: np.ndarray,
-    files: Sequence[IO[bytes]],
-) -> None:
+def _kept_columns(chunk: LogChunk, numbering: Numbering, tie: np.ndarray) -> dict[str, np.ndarray]:
     users, items, keep = numbering.kept(chunk)
-    rows = np.empty(int(keep.sum()), dtype=ROW)
-    rows["user"], rows["item"] = users[keep], items[keep]
-    rows["time"], rows["tie"] = chunk.times[keep], tie[keep]
-    if len(files) == 1:
-        files[0].write(rows.data)
+    columns = {"user": users, "item": items, "time": chunk.times, "tie": tie}
+    if keep.all():
+        return columns
+    chosen = np.flatnonzero(keep)
+    return {name: column[chosen] for name, column in columns.items()}
+
+
+def _deal(columns: dict[str, np.ndarray], bounds: np.ndarray, buckets: Sequence[Bucket]) -> None:
+    """Give each bucket the rows of its users, in the order of the log."""
+    if len(buckets) == 1:
+        buckets[0].put(columns)
         return
-    buckets = np.searchsorted(bounds, rows["user"], side="right") - 1
-    for bucket, file in enumerate(files):
-        file.write(rows[buckets == bucket].data)
-
-
-def _sorted_rows(rows: np.ndarray) -> pl.DataFrame:
-    frame = pl.DataFrame({name: np.ascontiguousarray(rows[name]) for name in ROW.names or ()})
-    return frame.sort("user", "time", "tie", maintain_order=True)
+    number = np.searchsorted(bounds, columns["user"], side="right").astype(np.int16) - 1
+    order = np.argsort(number, kind="stable")  # a radix sort: the numbers are short
+    columns = {name: column[order] for name, column in columns.items()}
+    ends = np.cumsum(np.bincount(number, minlength=len(buckets)))
+    for bucket, (start, end) in zip(buckets, pairwise([0, *ends.tolist()]), strict=True):
+        bucket.put({name: column[start:end] for name, column in columns.items()})

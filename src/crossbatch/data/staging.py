@@ -45,27 +45,25 @@ class KeyCodes:
     def encode(self, keys: pl.Series) -> np.ndarray:
         """Return the code of each key, new keys added.  Shape `[len(keys)]`, uint32."""
         frame = pl.DataFrame({"key": keys, "hash": hashed(keys)})
-        codes = self._join(frame)
-        if codes.null_count():
-            fresh = frame.filter(codes.is_null()).unique(
-                self._match, keep="first", maintain_order=True
-            )
-            numbers = pl.int_range(
-                len(self), len(self) + len(fresh), dtype=pl.UInt32, eager=True
-            ).alias("code")
-            self._known = pl.concat([self._known, fresh.with_columns(numbers)]).rechunk()
-            codes = self._join(frame)
+        codes = self._look_up(frame, self._known)
+        new = codes.is_null()
+        if new.any():
+            unknown = frame.filter(new)
+            fresh = unknown.unique(self._match, keep="first", maintain_order=True)
+            start, end = len(self), len(self) + len(fresh)
+            numbers = pl.int_range(start, end, dtype=pl.UInt32, eager=True).alias("code")
+            fresh = fresh.with_columns(numbers)
+            self._known = pl.concat([self._known, fresh]).rechunk()
+            codes = codes.scatter(new.arg_true(), self._look_up(unknown, fresh))
         if self._match == "hash" and not (self.keys.gather(codes) == keys).all():
             self._match = "key"  # the key that lost its number to a shared hash gets a new one
             return self.encode(keys)
         return codes.to_numpy()
 
-    def _join(self, frame: pl.DataFrame) -> pl.Series:
-        known = self._known.select(self._match, "code")
-        joined = frame.select(self._match).join(
-            known, on=self._match, how="left", maintain_order="left"
-        )
-        return joined["code"]
+    def _look_up(self, frame: pl.DataFrame, table: pl.DataFrame) -> pl.Series:
+        """Return the code of each row of `frame`, null where `table` has none."""
+        wanted, known = frame.select(self._match), table.select(self._match, "code")
+        return wanted.join(known, on=self._match, how="left", maintain_order="left")["code"]
 
 
 class LogChunk(NamedTuple):
