@@ -55,12 +55,18 @@ IDS = st.lists(st.integers(-3, 6), min_size=1, max_size=12)
 
 @settings(deadline=None, max_examples=150)
 @given(row_keys=IDS, column_keys=st.lists(st.integers(-3, 6), max_size=12))
-def test_the_sorted_search_finds_every_match(row_keys, column_keys):
+def test_the_table_of_last_bits_finds_every_match(row_keys, column_keys):
     logits = torch.zeros(len(row_keys), len(column_keys))
     rows, cols = torch.tensor(row_keys), torch.tensor(column_keys, dtype=torch.int64)
     drop_matches_(logits, rows, cols)
     expected = [[a == b for b in column_keys] for a in row_keys]
     assert torch.isneginf(logits).tolist() == expected
+
+
+def test_keys_with_equal_last_bits_are_told_apart():
+    rows, columns_ = torch.tensor([5, 5 + 2**40]), torch.tensor([5 + 2**20, 5, 5 + 2**40])
+    dropped_ = torch.isneginf(drop_matches_(torch.zeros(2, 3), rows, columns_))
+    assert dropped_.tolist() == [[False, True, False], [False, False, True]]
 
 
 @settings(deadline=None, max_examples=60)

@@ -28,10 +28,17 @@ NEGATIVES = """
         sampler.draw(u, positives, lambda ids: torch.zeros(len(ids), 4))
 """
 MODELS = """
-    import crossbatch.models
+    from crossbatch.models import MODELS, build_model
+
+    for name in MODELS:
+        u, v = build_model(name, 10, dim=8)(torch.tensor([[1, 2, 0]]), torch.tensor([3]))
+        assert u.shape == v.shape == (1, 8)
 """
 RETRIEVAL = """
-    import crossbatch.retrieval
+    from crossbatch.retrieval import ExactIndex
+
+    top = ExactIndex(torch.eye(5)).search(torch.eye(5)[2].expand(1, 1, 5), k=2)
+    assert top.item_ids[0, 0] == 2
 """
 OWN = """
     ours = {name.split(".")[1] for name in sys.modules if name.startswith("crossbatch.")}
@@ -40,11 +47,14 @@ OWN = """
 """
 
 
-@pytest.mark.parametrize(
-    ("package", "use"), [("negatives", NEGATIVES), ("models", MODELS), ("retrieval", RETRIEVAL)]
-)
-def test_works_with_torch_alone(package, use):
-    code = "".join(map(textwrap.dedent, (BLOCK, use, OWN.replace("PACKAGE", repr(package)))))
+USES = {"negatives": NEGATIVES, "models": MODELS, "retrieval": RETRIEVAL}
+
+
+@pytest.mark.parametrize("package", USES)
+def test_works_with_torch_alone(package):
+    code = "".join(
+        map(textwrap.dedent, (BLOCK, USES[package], OWN.replace("PACKAGE", repr(package))))
+    )
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
     )
