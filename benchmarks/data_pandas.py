@@ -57,7 +57,9 @@ def prepare(log: pd.DataFrame, out: Path) -> None:
     np.save(out / "cuts.npy", (lengths * 4 // 5).to_numpy())
     np.save(out / "sampler_law.npy", law.reindex(range(len(items) + 1), fill_value=0).to_numpy())
     frequency = train["item_id"].value_counts()
-    np.save(out / "item_counts.npy", frequency.reindex(range(len(items) + 1), fill_value=0).to_numpy())
+    np.save(
+        out / "item_counts.npy", frequency.reindex(range(len(items) + 1), fill_value=0).to_numpy()
+    )
     pd.DataFrame({"key": items}).to_parquet(out / "item_keys.parquet")
     pd.DataFrame({"key": users}).to_parquet(out / "user_keys.parquet")
 

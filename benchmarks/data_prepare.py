@@ -1,7 +1,7 @@
 """Time and memory of `crossbatch prepare` against straightforward pandas, and its growth curve.
 
-    python benchmarks/data_prepare.py                      # the full Amazon-Books shape, both formats
-    python benchmarks/data_prepare.py --curve 1 3 10 30 100  # millions of interactions, ours alone
+    python benchmarks/data_prepare.py                        # the full Amazon-Books shape
+    python benchmarks/data_prepare.py --curve 1 3 10 30 100  # millions of interactions, ours only
 
 Both sides run as processes of their own, in turn, so that a busy machine disturbs both alike; the
 ratio is that of the medians.  pandas is installed in an environment of its own.
@@ -29,6 +29,8 @@ PANDAS = ("pandas==3.0.*", "pyarrow==26.*")
 
 
 class Cost(NamedTuple):
+    """What a process took."""
+
     seconds: float
     cpu_seconds: float
     peak_mb: float
@@ -115,7 +117,7 @@ def run(*command: object) -> Cost:
 
 
 def write_logs(folder: Path, shape: tuple[int, int, int], formats: list[str]) -> dict[str, Path]:
-    """Write the log as Amazon lays it out: grouped by item, as Parquet and as gzipped JSON lines."""
+    """Write the log as Amazon lays it out: grouped by item; Parquet and gzipped JSON lines."""
     import gzip
 
     import polars as pl

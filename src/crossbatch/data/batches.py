@@ -101,29 +101,34 @@ def _training_batches(
     import torch
 
     per_block = min(max(1, BLOCK_SAMPLES // batch_size), BLOCK_BATCHES)
-    number = start
+    block, skip = divmod(start, per_block)
     while True:
-        draws = [_draw(part, batch_size, seed, number + step) for step in range(per_block)]
-        rows, positions = (np.concatenate(arrays) for arrays in zip(*draws, strict=True))
+        rows, positions = _draw(part, (per_block, batch_size), seed, block)
         starts = np.maximum(part.starts[rows], positions - history_length)
         users = torch.from_numpy(part.users[rows])
         history = torch.from_numpy(_windows(part.items, starts, positions, history_length))
         targets = torch.from_numpy(part.items[positions].astype(np.int64))
-        for step in range(per_block):
+        for step in range(skip, per_block):
             span = slice(step * batch_size, (step + 1) * batch_size)
             yield Batch(users[span], history[span], targets[span])
-        number += per_block
+        block, skip = block + 1, 0
 
 
 def _draw(
-    part: TrainingPart, batch_size: int, seed: int, number: int
+    part: TrainingPart, shape: tuple[int, int], seed: int, block: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the drawn users in `part`, and the absolute positions of their targets."""
-    # a counter-based generator: batch `number` is reached without drawing those before it
-    rng = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, number, 0]))
-    rows = rng.choice(len(part.users), size=batch_size, replace=False)
-    first = part.starts[rows] + part.min_history
-    return rows, rng.integers(first, part.ends[rows])
+    """Return rows of `part` and absolute positions of targets for a block of batches, flat.
+
+    A counter-based generator: a block is reached without drawing those before it.
+    """
+    rng = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, block, 0]))
+    rows = rng.integers(len(part.users), size=shape)
+    ordered = np.sort(rows, axis=1)
+    # a batch with a repeated user is drawn anew as a whole: all distinct ones stay equally likely
+    for batch in np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(axis=1)):
+        rows[batch] = rng.choice(len(part.users), size=shape[1], replace=False)
+    flat = rows.reshape(-1)
+    return flat, rng.integers(part.starts[flat] + part.min_history, part.ends[flat])
 
 
 def eval_batches(
@@ -168,10 +173,11 @@ def _windows(
     items: np.ndarray, starts: np.ndarray, ends: np.ndarray, history_length: int
 ) -> np.ndarray:
     """Return `items[start:end]` of each row, padded with 0 on the right.  `[B, L]`, int64."""
-    positions = starts[:, None] + np.arange(history_length)  # [B, L]
-    inside = positions < ends[:, None]
-    held = items[np.where(inside, positions, 0)]
-    return np.where(inside, held, 0).astype(np.int64)
+    places = np.arange(history_length)
+    held = items.take(starts[:, None] + places, mode="clip")  # [B, L]; past the end: masked below
+    inside = places < (ends - starts)[:, None]
+    padded: np.ndarray = np.multiply(held, inside, dtype=np.int64)
+    return padded
 
 
 def _check_sizes(batch_size: int, history_length: int) -> None:
