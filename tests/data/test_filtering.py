@@ -24,7 +24,7 @@ def run(log: Pairs, least: int, *, core: bool) -> tuple[Frequent, set[str], set[
         users, items = zip(*log, strict=True)
         staged.append(pl.Series(users), pl.Series(items), np.zeros(len(log), dtype=np.int64))
         staged.close()
-        kept = keep_frequent(staged, min_item_count=least, min_user_count=least, core=core)
+        kept = keep_frequent(staged, least, least, core=core)
         names = staged.user_codes.keys, staged.item_codes.keys
     return (
         kept,

@@ -35,7 +35,7 @@ class Frequent:
 
 
 def keep_frequent(
-    log: StagedLog, *, min_item_count: int, min_user_count: int, core: bool
+    log: StagedLog, min_item_count: int, min_user_count: int, *, core: bool
 ) -> Frequent:
     """Apply the minimum counts to a staged log.
 

@@ -56,12 +56,8 @@ def prepare(
         staging.mkdir()
         ingested = ingest(source, staging, tally, min_rating=options.min_rating, progress=progress)
         progress("filtering", 0, None)
-        frequent = keep_frequent(
-            ingested.log,
-            min_item_count=options.min_item_count,
-            min_user_count=options.min_user_count,
-            core=options.core,
-        )
+        least = (options.min_item_count, options.min_user_count)
+        frequent = keep_frequent(ingested.log, *least, core=options.core)
         numbered = number(ingested, frequent, options)
         sequences = _write_sequences(ingested, numbered, folder, options, progress)
         shutil.rmtree(staging)

@@ -154,3 +154,18 @@ def test_ratings_can_filter(tmp_path: Path) -> None:
     manifest = prepare(open_source(path), tmp_path / "out", options)
     assert manifest["reading"]["below_rating"] == 10
     assert manifest["accounting"]["staged"] == 50
+
+
+@pytest.mark.parametrize("broken", ["", "{\n"], ids=["fast path", "line by line"])
+def test_ids_of_json_are_strings_even_if_numbers(tmp_path: Path, broken: str) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(
+        '{"user": 12345678901234567, "item": 7, "time": 1400000000}\n'
+        + broken
+        + '{"user": "12345678901234567", "item": "7", "time": 1400000001.5}\n'
+    )
+    rows = read(path)
+    assert rows == [
+        ("12345678901234567", "7", 1400000000),
+        ("12345678901234567", "7", 1400000001.5),
+    ]

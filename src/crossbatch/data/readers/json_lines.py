@@ -35,7 +35,11 @@ def read_json_lines(path: Path, columns: Mapping[str, str], tally: Tally) -> Ite
         raise DataError(
             f"{path.name} has no field {missing[0]!r}; its fields are: {', '.join(first)}"
         )
-    schema = {name: _kind(first[name]) for name in columns.values()}
+    # ids are strings even where they look like numbers: 7 and "7" are one user
+    schema = {
+        theirs: pl.String if ours in ("user", "item") else _kind(first[theirs])
+        for ours, theirs in columns.items()
+    }
     renaming = {theirs: ours for ours, theirs in columns.items()}
     for block in line_blocks(path):
         yield parse_block(block, schema, tally).rename(renaming)
