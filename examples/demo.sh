@@ -7,7 +7,7 @@ here=$(dirname "$0")/..
 echo "1/6  a log of 120,000 interactions and an item table          -> $out/raw"
 crossbatch synth --raw "$out/raw" --seed 7 --overwrite --quiet
 echo "2/6  filter, re-index, split, encode content                 -> $out/dataset"
-crossbatch prepare "$out/raw" --out "$out/dataset" --overwrite --quiet
+crossbatch prepare "$out/raw" --out "$out/dataset" --cold-items 0.05 --overwrite --quiet
 echo "3/6  train with in-batch negatives                           -> $out/in_batch"
 crossbatch train "$here/recipes/demo.toml" --data "$out/dataset" --out "$out/in_batch" --resume \
   --set 'sampler={name="in_batch"}'

@@ -63,8 +63,12 @@ def train(
         for tracker in trackers:
             tracker.close()
     if not quiet:
-        _print_table({f"{result['model']} / {result['sampler']}": result["test"]})
-        typer.echo(f"run folder: {out}")
+        test = result["test"]
+        typer.echo(
+            f"{result['model']} with {result['sampler']} negatives, best at step "
+            f"{result['best_step']} of {result['steps']}: "
+            f"test recall@50 {100 * test['recall@50']:.2f} %, NDCG@50 {100 * test['ndcg@50']:.2f} %  ->  {out}"
+        )
 
 
 def evaluate(
@@ -94,30 +98,40 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(table, indent=1))
     elif not quiet:
-        _print_table({name: entry["metrics"] for name, entry in table.items()}, table)
+        _print_table(table, split)
 
 
-COLUMNS = ("recall@20", "recall@50", "hit_rate@50", "ndcg@50", "ndcg_comirec@50", "coverage@50")
+# Metric and the heading it gets: a table must fit 80 columns.
+COLUMNS = {
+    "recall@20": "R@20",
+    "recall@50": "R@50",
+    "hit_rate@50": "HR@50",
+    "ndcg@50": "NDCG@50",
+    "ndcg_comirec@50": "paper's\nNDCG@50",
+    "cold_recall@50": "cold\nR@50",
+}
 
 
-def _print_table(
-    metrics: dict[str, dict[str, Any]], intervals: dict[str, dict[str, Any]] | None = None
-) -> None:
+def _print_table(table: dict[str, dict[str, Any]], split: str) -> None:
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="percent, ± half a 95 % interval over users" if intervals else "percent")
-    table.add_column("")
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
-    for name, values in metrics.items():
+    shown = [c for c in COLUMNS if any(c in entry["intervals"] for entry in table.values())]
+    view = Table(
+        box=SIMPLE,
+        title=f"{split}, percent ± half a 95 % interval over users",
+        caption="R recall, HR hit rate; the paper's NDCG is ComiRec's, NDCG the textbook one; "
+        "cold: items that training never saw",
+    )
+    view.add_column("")
+    for column in shown:
+        view.add_column(COLUMNS[column], justify="right")
+    for name, entry in table.items():
         cells = []
-        for column in COLUMNS:
-            value = values.get(column)
-            cell = "-" if value is None else f"{100 * value:.2f}"
-            if intervals and column in intervals[name]["intervals"]:
-                low, high = intervals[name]["intervals"][column]
-                cell += f" ±{50 * (high - low):.2f}"
-            cells.append(cell)
-        table.add_row(name, *cells)
-    Console().print(table)
+        for column in shown:
+            low, high = entry["intervals"][column]
+            cells.append(f"{100 * entry['metrics'][column]:.1f} ±{50 * (high - low):.1f}")
+        label = f"{entry['model']}\n{entry['sampler']}" if "model" in entry else name
+        view.add_row(label, *cells)
+    Console().print(view)
