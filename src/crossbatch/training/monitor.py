@@ -130,7 +130,7 @@ class Monitor:
             record.users,
             record.positives,
             record.negatives,
-            temperature=float(trainer.temperature),
+            temperature=float(trainer.log_temperature.detach().exp()),
             mask=trainer.mask,
         )
         if isinstance(trainer.sampler, CrossBatchSampler) and len(trainer.sampler.bank):

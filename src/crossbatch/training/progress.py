@@ -47,21 +47,19 @@ class Silent:
 
 
 class Terminal:
-    """One live line: step, loss, best validation metric, negatives per second, time left."""
+    """One live line: step, loss, validation metric, negatives per second, longest time left."""
 
     def __init__(self, metric: str, *, to_stderr: bool = True) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
         self.metric = metric
         self._bar = Bar(
             TextColumn("[bold]step {task.completed:,}[/]"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=10),
             TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
-            TextColumn("left at most"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             console=Console(stderr=to_stderr),
             refresh_per_second=4,
         )
@@ -81,12 +79,12 @@ class Terminal:
     def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
         """Show what a journal line says."""
         if event == "train":
-            self._parts["loss"] = f"loss {fields['loss']:.3f}"
-            self._parts["rate"] = f"{fields['negatives_per_second'] / 1e6:.1f} M negatives/s"
+            self._parts["loss"] = f"loss {fields['loss']:.2f}"
+            self._parts["rate"] = f"{fields['negatives_per_second'] / 1e6:.0f} M neg/s"
         elif event == "eval":
             value = fields["metrics"][self.metric]
             self._best = max(self._best, value)
-            self._parts["metric"] = f"valid {self.metric} {value:.4f} (best {self._best:.4f})"
+            self._parts["metric"] = f"{self.metric} {value:.3f} (best {self._best:.3f})"
         elif event == "warning":
             self.say(f"step {step}: {fields['message']}")
         status = "  ".join(part for part in self._parts.values() if part)
