@@ -126,15 +126,15 @@ class Monitor:
     def measure(self, record: StepRecord) -> dict[str, float]:
         """The diagnostics of one step."""
         trainer = self.trainer
+        banked = trainer.sampler if isinstance(trainer.sampler, CrossBatchSampler) else None
         diagnostics = diagnose(
             record.users,
             record.positives,
             record.negatives,
             temperature=float(trainer.log_temperature.detach().exp()),
             mask=trainer.mask,
+            item_gradient=banked.item_gradient if banked else "paper",
         )
-        if isinstance(trainer.sampler, CrossBatchSampler) and len(trainer.sampler.bank):
-            diagnostics |= diagnose_bank(
-                trainer.sampler.bank, record.positives, trainer.model.items
-            )
+        if banked and len(banked.bank):
+            diagnostics |= diagnose_bank(banked.bank, record.positives, trainer.model.items)
         return diagnostics
