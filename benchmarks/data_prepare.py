@@ -25,6 +25,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 FULL = (603_668, 367_982, 8_898_041)
+LOGS = {"parquet": "reviews.parquet", "json": "reviews_Books_5.json.gz"}
 PANDAS = ("pandas==3.0.*", "pyarrow==26.*")
 
 
@@ -43,7 +44,11 @@ def main() -> None:
     parser.add_argument("--shape", type=int, nargs=3, default=FULL, help="users items interactions")
     parser.add_argument("--curve", type=float, nargs="+", help="millions of interactions")
     parser.add_argument("--work", type=Path, help="where the inputs go (several GB)")
+    parser.add_argument("--write", type=Path, help="only write the inputs there")
     arguments = parser.parse_args()
+    if arguments.write:
+        write_logs(arguments.write, arguments.shape)
+        return
     with tempfile.TemporaryDirectory(prefix="crossbatch-bench-", dir=arguments.work) as folder:
         if arguments.curve:
             curve(Path(folder), arguments.curve)
@@ -53,7 +58,9 @@ def main() -> None:
 
 def compare(folder: Path, shape: tuple[int, int, int], formats: list[str], repeats: int) -> None:
     pandas = environment(folder / "pandas")
-    logs = write_logs(folder, shape, formats)
+    # by a process of its own: a child's peak memory is never below its parent's at the start
+    run(sys.executable, __file__, "--write", folder, "--shape", *shape)
+    logs = {name: folder / LOGS[name] for name in formats}
     print("| input | tool | seconds | CPU seconds | rows/s | peak MB |\n|---|---|---|---|---|---|")
     for name, log in logs.items():
         costs: dict[str, list[Cost]] = {"crossbatch": [], "pandas": []}
@@ -116,7 +123,7 @@ def run(*command: object) -> Cost:
     return Cost(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
-def write_logs(folder: Path, shape: tuple[int, int, int], formats: list[str]) -> dict[str, Path]:
+def write_logs(folder: Path, shape: tuple[int, int, int]) -> None:
     """Write the log as Amazon lays it out: grouped by item; Parquet and gzipped JSON lines."""
     import gzip
 
@@ -129,22 +136,17 @@ def write_logs(folder: Path, shape: tuple[int, int, int], formats: list[str]) ->
     log = log.sort("item", maintain_order=True).rename(
         {"user": "reviewerID", "item": "asin", "time": "unixReviewTime"}
     )
-    paths = {"parquet": folder / "reviews.parquet", "json": folder / "reviews_Books_5.json.gz"}
-    if "parquet" in formats:
-        log.write_parquet(paths["parquet"])
-    if "json" in formats:
-        summaries = np.array(["Good", "I liked it a lot", "Not what I hoped for", "Four stars"])
-        with gzip.open(paths["json"], "wb", compresslevel=1) as file:
-            for part in log.iter_slices(500_000):
-                picked = summaries[np.arange(len(part)) % len(summaries)]
-                full = part.with_columns(
-                    pl.lit(5.0).alias("overall"),
-                    pl.Series("summary", picked),
-                    pl.lit("A reader, as so many").alias("reviewerName"),
-                    pl.lit("07 21, 2014").alias("reviewTime"),
-                )
-                file.write(full.write_ndjson().encode())
-    return {name: paths[name] for name in formats}
+    log.write_parquet(folder / LOGS["parquet"])
+    summaries = np.array(["Good", "I liked it a lot", "Not what I hoped for", "Four stars"])
+    with gzip.open(folder / LOGS["json"], "wb", compresslevel=1) as file:
+        for part in log.iter_slices(500_000):
+            full = part.with_columns(
+                pl.lit(5.0).alias("overall"),
+                pl.Series("summary", summaries[np.arange(len(part)) % len(summaries)]),
+                pl.lit("A reader, as so many").alias("reviewerName"),
+                pl.lit("07 21, 2014").alias("reviewTime"),
+            )
+            file.write(full.write_ndjson().encode())
 
 
 def environment(folder: Path) -> Path:

@@ -71,11 +71,11 @@ def keep_frequent(
 
 def _count(log: StagedLog, users: np.ndarray, items: np.ndarray, *, of_items: bool) -> np.ndarray:
     """Count the interactions of kept users with kept items, per item or per user.  int64."""
+    if users.all() and items.all():
+        return log.item_counts if of_items else log.user_counts
     counts = np.zeros(len(items) if of_items else len(users), dtype=np.int64)
-    everything = bool(users.all() and items.all())
     for chunk in log.chunks():
         codes = chunk.items if of_items else chunk.users
-        if not everything:
-            codes = codes[users[chunk.users] & items[chunk.items]]
-        counts += np.bincount(codes, minlength=len(counts))
+        kept = users[chunk.users] & items[chunk.items]
+        counts += np.bincount(codes[kept], minlength=len(counts))
     return counts

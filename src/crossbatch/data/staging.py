@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import polars as pl
 
+from crossbatch.data.hash_table import EMPTY, HashTable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -18,59 +20,50 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 1 << 21
 
 
-def hashed(keys: pl.Series) -> pl.Series:
+def hashed(keys: pl.Series, seed: int) -> np.ndarray:
     """Return 64-bit hashes; never stored, for they differ between versions of the engine."""
-    return keys.hash(0)
+    return keys.hash(seed).to_numpy()
 
 
 class KeyCodes:
     """Number string keys 0, 1, 2 … in order of first appearance.
 
-    Keys are matched by a 64-bit hash, several times cheaper than by the strings themselves; each
-    match is then compared with the stored key, and a collision switches to matching by string.
+    Keys are matched by a 64-bit hash, several times cheaper than by the strings themselves; every
+    match is then compared with the stored key, and a collision changes the hash.
     """
 
     def __init__(self) -> None:
-        self._known = pl.DataFrame(schema={"key": pl.String, "hash": pl.UInt64, "code": pl.UInt32})
-        self._match = "hash"
+        self.keys = pl.Series("key", [], dtype=pl.String)  # in order of their codes
+        self._table, self._seed = HashTable(), 0
 
     def __len__(self) -> int:
-        return len(self._known)
-
-    @property
-    def keys(self) -> pl.Series:
-        """Every key, in order of its code."""
-        return self._known["key"]
+        return len(self.keys)
 
     def encode(self, keys: pl.Series) -> np.ndarray:
-        """Return the code of each key, new keys added.  Shape `[len(keys)]`, uint32."""
-        frame = pl.DataFrame({"key": keys, "hash": hashed(keys)})
-        codes = self._look_up(frame, self._known)
-        new = codes.is_null()
-        if new.any():
-            unknown = frame.filter(new)
-            fresh = unknown.unique(self._match, keep="first", maintain_order=True)
-            start, end = len(self), len(self) + len(fresh)
-            numbers = pl.int_range(start, end, dtype=pl.UInt32, eager=True).alias("code")
-            fresh = fresh.with_columns(numbers)
-            self._known = pl.concat([self._known, fresh]).rechunk()
-            codes = codes.scatter(new.arg_true(), self._look_up(unknown, fresh))
-        if self._match == "hash" and not (self.keys.gather(codes) == keys).all():
-            self._match = "key"  # the key that lost its number to a shared hash gets a new one
-            return self.encode(keys)
-        return codes.to_numpy()
-
-    def _look_up(self, frame: pl.DataFrame, table: pl.DataFrame) -> pl.Series:
-        """Return the code of each row of `frame`, null where `table` has none."""
-        wanted, known = frame.select(self._match), table.select(self._match, "code")
-        return wanted.join(known, on=self._match, how="left", maintain_order="left")["code"]
+        """Return the code of each key, new keys added.  Shape `[len(keys)]`, int32."""
+        hashes = hashed(keys, self._seed)
+        codes = self._table.find(hashes)
+        unknown = np.flatnonzero(codes == EMPTY)
+        if len(unknown):
+            first = unknown[pl.Series(hashes[unknown]).arg_unique().to_numpy()]
+            numbers = np.arange(len(self), len(self) + len(first), dtype=np.int32)
+            self._table.add(hashes[first], numbers)
+            fresh = keys.gather(first).alias("key")
+            self.keys = pl.concat([self.keys, fresh]).rechunk()
+            codes[unknown] = self._table.find(hashes[unknown])
+        if (self.keys.gather(codes) == keys).all():
+            return codes
+        self._seed += 1  # two keys shared a hash: the one that got no number gets one now
+        self._table = HashTable()
+        self._table.add(hashed(self.keys, self._seed), np.arange(len(self), dtype=np.int32))
+        return self.encode(keys)
 
 
 class LogChunk(NamedTuple):
     """Consecutive interactions: codes and times, in the order of the source."""
 
-    users: np.ndarray  # [n] uint32
-    items: np.ndarray  # [n] uint32
+    users: np.ndarray  # [n] int32
+    items: np.ndarray  # [n] int32
     times: np.ndarray  # [n] int64, microseconds since 1970
     first_row: int  # number of the first interaction in the log
 
@@ -84,8 +77,10 @@ class StagedLog:
 
     def __init__(self, folder: Path) -> None:
         self.user_codes, self.item_codes = KeyCodes(), KeyCodes()
+        self.user_counts = np.zeros(0, dtype=np.int64)  # interactions of each user code
+        self.item_counts = np.zeros(0, dtype=np.int64)  # interactions of each item code
         self.rows = 0
-        self._paths = [folder / name for name in ("users.u32", "items.u32", "times.i64")]
+        self._paths = [folder / name for name in ("users.i32", "items.i32", "times.i64")]
         self._files = [path.open("wb") for path in self._paths]
 
     def append(self, users: pl.Series, items: pl.Series, times: np.ndarray) -> np.ndarray:
@@ -96,8 +91,10 @@ class StagedLog:
             items: Keys without null.  Shape `[n]`.
             times: Microseconds.  Shape `[n]`, int64.
         """
-        user_codes = self.user_codes.encode(users)
-        arrays = (user_codes, self.item_codes.encode(items), times)
+        user_codes, item_codes = self.user_codes.encode(users), self.item_codes.encode(items)
+        self.user_counts = _counted(self.user_counts, user_codes, len(self.user_codes))
+        self.item_counts = _counted(self.item_counts, item_codes, len(self.item_codes))
+        arrays = (user_codes, item_codes, times)
         for file, array in zip(self._files, arrays, strict=True):
             file.write(np.ascontiguousarray(array).data)
         self.rows += len(times)
@@ -116,10 +113,17 @@ class StagedLog:
 
     def chunks(self) -> Iterator[LogChunk]:
         """Yield the log from its beginning, `CHUNK_ROWS` interactions at a time."""
-        dtypes = (np.uint32, np.uint32, np.int64)
+        dtypes = (np.int32, np.int32, np.int64)
         for first in range(0, self.rows, CHUNK_ROWS):
             users, items, times = (
                 np.fromfile(path, dtype, CHUNK_ROWS, offset=first * np.dtype(dtype).itemsize)
                 for path, dtype in zip(self._paths, dtypes, strict=True)
             )
             yield LogChunk(users, items, times, first)
+
+
+def _counted(counts: np.ndarray, codes: np.ndarray, size: int) -> np.ndarray:
+    """Return the counts with further codes counted in; new codes start at zero.  `[size]`."""
+    more = np.bincount(codes, minlength=size)
+    more[: len(counts)] += counts
+    return more
