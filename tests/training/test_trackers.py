@@ -35,5 +35,5 @@ def test_mlflow_can_read_what_was_written(tmp_path, monkeypatch):
 
 
 def test_unknown_trackers_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="--track must be one of tensorboard, mlflow, got 'wandb'"):
+    with pytest.raises(ConfigError, match="must be one of tensorboard, mlflow, got 'wandb'"):
         open_trackers(["wandb"], tmp_path)

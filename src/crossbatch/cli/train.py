@@ -67,7 +67,8 @@ def train(
         typer.echo(
             f"{result['model']} with {result['sampler']} negatives, best at step "
             f"{result['best_step']} of {result['steps']}: "
-            f"test recall@50 {100 * test['recall@50']:.2f} %, NDCG@50 {100 * test['ndcg@50']:.2f} %  ->  {out}"
+            f"test recall@50 {100 * test['recall@50']:.2f} %, "
+            f"NDCG@50 {100 * test['ndcg@50']:.2f} %  ->  {out}"
         )
 
 
@@ -120,11 +121,12 @@ def _print_table(table: dict[str, dict[str, Any]], split: str) -> None:
     shown = [c for c in COLUMNS if any(c in entry["intervals"] for entry in table.values())]
     view = Table(
         box=SIMPLE,
+        padding=(0, 1, 0, 0),
         title=f"{split}, percent ± half a 95 % interval over users",
         caption="R recall, HR hit rate; the paper's NDCG is ComiRec's, NDCG the textbook one; "
         "cold: items that training never saw",
     )
-    view.add_column("")
+    view.add_column("", no_wrap=True)
     for column in shown:
         view.add_column(COLUMNS[column], justify="right")
     for name, entry in table.items():

@@ -1,0 +1,169 @@
+"""The commands of training as a user types them."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from crossbatch.cli import app, main
+
+RECIPE = """
+[model]
+dim = 8
+[sampler]
+name = "cross_batch"
+capacity = 64
+warmup_steps = 10
+[train]
+batch_size = 32
+max_steps = 30
+eval_every = 15
+log_every = 5
+threads = 1
+device = "cpu"
+"""
+
+
+@pytest.fixture
+def crossbatch(monkeypatch, capfd):
+    """The command as `main` runs it, in this process: importing torch anew takes seconds."""
+
+    def run(*arguments, cwd):
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["crossbatch", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        output, errors = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, code, output, errors)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory) -> Path:
+    """A folder with a dataset and a finished run, made by the commands themselves."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "recipe.toml").write_text(RECIPE)
+    synth = "synth --out data --users 300 --items 150 --interactions 5000 --quiet"
+    train = "train recipe.toml --data data --out run"
+    for command in (synth, train):
+        done = subprocess.run(
+            [sys.executable, "-m", "crossbatch", *command.split()],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert "test recall@50" in done.stdout
+    return folder
+
+
+def test_evaluate_shows_model_and_baselines(crossbatch, workplace, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    done = crossbatch("evaluate", "run", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    for word in ("popularity", "item_knn", "youtube_dnn", "cross_batch", "R@50"):
+        assert word in done.stdout
+
+
+def test_evaluate_as_json_repeats_the_result(crossbatch, workplace):
+    done = crossbatch("evaluate", "run", "--json", "--no-baselines", cwd=workplace)
+    table = json.loads(done.stdout)
+    result = json.loads((workplace / "run" / "result.json").read_text())
+    assert list(table) == ["run"]
+    assert table["run"]["metrics"]["recall@50"] == pytest.approx(result["test"]["recall@50"])
+
+
+def test_recommend_for_a_history_and_for_a_test_user(crossbatch, workplace):
+    from crossbatch.data import open_dataset
+
+    keys = open_dataset(workplace / "data").item_keys([1, 2])
+    done = crossbatch("recommend", "run", "--history", ",".join(keys), "-k", 5, cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    assert "recommended" in done.stdout
+    done = crossbatch("recommend", "run", "--user", 0, cwd=workplace)
+    assert done.returncode == 0, done.stderr
+
+
+def test_unknown_history_items_are_reported_not_fatal(crossbatch, workplace):
+    from crossbatch.data import open_dataset
+
+    (key,) = open_dataset(workplace / "data").item_keys([1])
+    done = crossbatch("recommend", "run", "--history", f"{key},nonsense", cwd=workplace)
+    assert done.returncode == 0
+    assert "nonsense" in done.stderr
+
+
+def test_a_dataset_that_moved_is_found_by_data(crossbatch, workplace, tmp_path):
+    shutil.copytree(workplace / "data", tmp_path / "moved")
+    shutil.copytree(workplace / "run", tmp_path / "run")
+    config = tmp_path / "run" / "config.json"
+    document = json.loads(config.read_text())
+    document["dataset"]["path"] = str(tmp_path / "gone")
+    config.write_text(json.dumps(document))
+    assert crossbatch("evaluate", "run", "--no-baselines", cwd=tmp_path).returncode == 2
+    moved = crossbatch("evaluate", "run", "--no-baselines", "--data", "moved", cwd=tmp_path)
+    assert moved.returncode == 0, moved.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train recipe.toml --data data --out run", "not empty"),
+        ("train none.toml --data data --out new", "none.toml cannot be read"),
+        ("train recipe.toml --data nothing --out new", "nothing"),
+        ("train recipe.toml --data data --out new --set train.batchsize=3", "'batch_size'"),
+        ("train recipe.toml --data data --out new --set train.batch_size=100000", "batch_size"),
+        ("train recipe.toml --data data --out new --set model.name=mnd", "'mind'"),
+        ("train recipe.toml --data data --out new --set sampler.capcity=3", "'capacity'"),
+        ("train recipe.toml --data data --out new --set sampler.capacity=-3", "got -3"),
+        ("train recipe.toml --data data --out new --set model.tower={depth=3}", "depth"),
+        ("train recipe.toml --data data --out new --set train.metric=auc", "recall@50"),
+        ("train recipe.toml --data data --out new --track wandb", "tensorboard"),
+        ("evaluate data", "no run folder"),
+        ("evaluate run --split train", "split must be one of valid, test"),
+        ("recommend run", "either --history"),
+        ("recommend run --history nonsense", "no item of the dataset"),
+        ("recommend run --user 99999", "--user must be 0 to"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_code_two(crossbatch, workplace, arguments, message):
+    done = crossbatch(*arguments.split(), cwd=workplace)
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("crossbatch: ")]
+    assert message in lines[-1]
+    assert "Traceback" not in done.stderr
+    assert not (workplace / "new" / "result.json").exists()
+    shutil.rmtree(workplace / "new", ignore_errors=True)
+
+
+def test_help_lists_the_commands_without_importing_torch():
+    done = CliRunner().invoke(app, ["--help"])
+    for command in ("prepare", "synth", "train", "evaluate", "recommend", "report"):
+        assert command in done.output
+    code = (
+        "import sys, crossbatch.cli; "
+        "assert not {'torch', 'polars', 'numpy'} & set(sys.modules), 'heavy import'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("path", sorted(Path("recipes").rglob("*.toml")), ids=str)
+def test_every_recipe_builds(workplace, path):
+    from crossbatch.config import Recipe
+    from crossbatch.data import open_dataset
+    from crossbatch.training.assemble import build_sampler, build_towers, resolve
+
+    overrides = ["model.item_features=[]"] if path.stem == "ml-1m" else []
+    dataset = open_dataset(workplace / "data")
+    recipe = resolve(Recipe.load(path, overrides), dataset)
+    build_towers(recipe, dataset)
+    build_sampler(recipe, dataset)
