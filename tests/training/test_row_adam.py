@@ -48,19 +48,19 @@ def run_against_dense_adam(schedule: str, scale: float, steps: int, seed: int = 
         ((twin(rows) - target).square().sum() * scale).backward()
         theirs.step()
     ours.flush()
-    moved = (twin.weight - start).abs().mean()
-    return float((table.weight - twin.weight).abs().max() / moved)
+    ours_now, theirs_now = table.weight.detach(), twin.weight.detach()
+    return float((ours_now - theirs_now).abs().max() / (theirs_now - start).abs().mean())
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 @pytest.mark.parametrize("scale", [1.0, 1e-4])
 def test_dense_semantics_follow_torch_adam_to_float_rounding(schedule, scale):
-    assert run_against_dense_adam(schedule, scale, steps=1500) < 5e-5
+    assert run_against_dense_adam(schedule, scale, steps=900) < 5e-5
 
 
 def test_gradients_as_small_as_epsilon_follow_torch_adam_too():
     # ε/√v is about 1 here: the expansion must hold for any ratio, not only for a negligible ε.
-    assert run_against_dense_adam("constant", scale=1e-8, steps=1500) < 5e-4
+    assert run_against_dense_adam("constant", scale=1e-8, steps=900) < 5e-4
 
 
 @settings(max_examples=15, deadline=None)

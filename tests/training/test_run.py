@@ -154,21 +154,21 @@ def test_a_finished_run_is_not_trained_again(finished, dataset):
     assert (out / "journal.jsonl").read_bytes() == before
 
 
-def test_resume_after_early_stopping_does_not_train_on(dataset, recipe, tmp_path):
+def test_resume_after_early_stopping_does_not_train_on(dataset, recipe, tmp_path, monkeypatch):
     """A run killed after its last evaluation and before its result must end at the same step."""
     impatient = replace(recipe, train=replace(recipe.train, patience=0, lr=1e-9, max_steps=400))
-    run = tmp_path / "run"
-    result = fit(dataset, impatient, run)
-    assert result["steps"] < 400
-    (run / "result.json").unlink()
-    # The checkpoints of a finished run are gone; make one as it was before the end.
-    again = tmp_path / "again"
-    process = start(tmp_path, dataset, impatient, again, "--quiet")
-    while not (again / "result.json").exists() and process.poll() is None:
-        time.sleep(0.002)
-    process.wait()
-    process.stderr.close()
-    assert json.loads((again / "result.json").read_text())["steps"] == result["steps"]
+    whole = fit(dataset, impatient, tmp_path / "whole")
+    assert whole["steps"] < 400
+
+    def killed(*_):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("crossbatch.training.run._Run._finish", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            fit(dataset, impatient, tmp_path / "again")
+    resumed = fit(dataset, impatient, tmp_path / "again", resume=True)
+    assert without_times(resumed) == without_times(whole)
 
 
 def test_an_occupied_folder_is_left_alone(finished, dataset):
