@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossbatch.data import Dataset
+from crossbatch.data import law as law_module
 from crossbatch.data.law import item_law
 
 Maker = Callable[..., Dataset]
@@ -41,6 +42,19 @@ def test_law_is_the_exact_sum_over_users_and_positions(
     counts = Counter(items.tolist())
     assert found.counts.tolist() == [counts[item] for item in range(7)]
     assert found.samples == sum(max(len(sequence) - least, 0) for sequence in sequences)
+
+
+def test_pieces_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 20, size=50)
+    ends, items = np.cumsum(lengths), rng.integers(1, 7, size=int(lengths.sum()))
+    found = []
+    for rows in (10**6, 7, 1):
+        monkeypatch.setattr(law_module, "CHUNK_ROWS", rows)
+        found.append(item_law(items, ends - lengths, ends, num_items=6, min_history=4))
+    for other in found[1:]:
+        assert other.counts.tolist() == found[0].counts.tolist()
+        np.testing.assert_allclose(other.law, found[0].law, atol=1e-12)
 
 
 def test_heavy_users_weigh_no_more_than_light_ones() -> None:

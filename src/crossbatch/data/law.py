@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-CHUNK_USERS = 200_000
+CHUNK_ROWS = 2_000_000  # interactions that are weighed at once
 
 
 class ItemLaw(NamedTuple):
@@ -51,8 +52,7 @@ def item_law(
     eligible = lengths > min_history
     counts = np.zeros(num_items + 1, dtype=np.int64)
     law = np.zeros(num_items + 1, dtype=np.float64)
-    for first in range(0, len(starts), CHUNK_USERS):
-        users = slice(first, first + CHUNK_USERS)
+    for users in _chunks(lengths):
         positions, owner = _spans(starts[users], ends[users])
         held = items[positions]
         counts += np.bincount(held, minlength=num_items + 1)
@@ -62,6 +62,15 @@ def item_law(
         law += np.bincount(held[targets], weights[owner[targets]], minlength=num_items + 1)
     samples = int((lengths[eligible] - min_history).sum())
     return ItemLaw(counts, law / max(int(eligible.sum()), 1), eligible, samples)
+
+
+def _chunks(lengths: np.ndarray) -> list[slice]:
+    """Cut the users into runs of about `CHUNK_ROWS` interactions."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    inner = np.searchsorted(ends, np.arange(CHUNK_ROWS, total, CHUNK_ROWS))
+    bounds = np.unique(np.concatenate([[0], inner, [len(lengths)]])).tolist()
+    return [slice(first, last) for first, last in pairwise(bounds)]
 
 
 def _spans(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
