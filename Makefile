@@ -51,7 +51,11 @@ $(VENV)-torch/.ready: pyproject.toml constraints.txt
 	$(VENV)-torch/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@touch $@
 
-bench: $(VENV)/.dev  ## ratios behind the performance claims; BENCH_ARGS=--quick for a smoke run
+$(VENV)/.bench: $(VENV)/.dev
+	$(INSTALL) --no-build-isolation -e '.[bench]'
+	@touch $@
+
+bench: $(VENV)/.bench  ## ratios behind the performance claims; BENCH_ARGS=--quick for a smoke run
 	$(BIN)/python benchmarks/loss.py $(BENCH_ARGS)
 	$(BIN)/python benchmarks/retrieval.py $(BENCH_ARGS)
 	$(BIN)/python benchmarks/data_batches.py $(BENCH_ARGS)

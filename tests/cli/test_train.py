@@ -1,5 +1,6 @@
 """The commands of training as a user types them."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -143,6 +144,31 @@ def test_mistakes_are_one_sentence_and_exit_code_two(crossbatch, workplace, argu
     assert "Traceback" not in done.stderr
     assert not (workplace / "new" / "result.json").exists()
     shutil.rmtree(workplace / "new", ignore_errors=True)
+
+
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(crossbatch, workplace, monkeypatch):
+    """The second checkpoint does not fit; after space was made, --resume ends as if it had."""
+    from crossbatch.training import checkpoint
+
+    whole = checkpoint.write_durably
+    written = []
+
+    def full_disk(path, payload):
+        written.append(path)
+        if len(written) > 5:  # best and the checkpoint of step 15 are two files each
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        whole(path, payload)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_durably", full_disk)
+        train = ["train", "recipe.toml", "--data", "data", "--out", "full", "--quiet"]
+        done = crossbatch(*train, cwd=workplace)
+    assert done.returncode == 2
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert crossbatch(*train, "--resume", cwd=workplace).returncode == 0
+    results = [json.loads((workplace / n / "result.json").read_text()) for n in ("full", "run")]
+    assert results[0]["test"] == results[1]["test"]
 
 
 def test_help_lists_the_commands_without_importing_torch():

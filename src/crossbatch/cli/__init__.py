@@ -33,3 +33,7 @@ def main() -> None:
     except (ConfigError, DataError) as error:
         sys.stderr.write(f"crossbatch: {error}\n")
         sys.exit(USER_MISTAKE)
+    except OSError as error:  # a full disk, a folder without permission: what was whole stays whole
+        where = f": {error.filename}" if error.filename else ""
+        sys.stderr.write(f"crossbatch: {error.strerror or error}{where}\n")
+        sys.exit(USER_MISTAKE)
