@@ -169,3 +169,11 @@ def test_ids_of_json_are_strings_even_if_numbers(tmp_path: Path, broken: str) ->
         ("12345678901234567", "7", 1400000000),
         ("12345678901234567", "7", 1400000001.5),
     ]
+
+
+def test_named_columns_mean_a_table(tmp_path):
+    log = tmp_path / "clicks.csv"
+    log.write_text("buyer,sku,when\na,x,1\n")
+    with pytest.raises(ConfigError, match="fits no format for certain"):
+        open_source(log)
+    assert open_source(log, options=ReadOptions(user="buyer", item="sku")).format == "table"

@@ -41,10 +41,13 @@ def open_source(
     path = Path(path)
     if not path.exists():
         raise DataError(f"{path} does not exist")
-    name = format_name or detect_format(path)
+    options = options or ReadOptions()
+    # Only a table's columns have names to be told: whoever tells them means a table.
+    named = GENERAL if options.user and options.item else None
+    name = format_name or named or detect_format(path)
     if name not in READERS:
         raise ConfigError(f"format must be one of {', '.join(READERS)}, got {name!r}")
-    return READERS[name].open(path, options or ReadOptions())
+    return READERS[name].open(path, options)
 
 
 def detect_format(path: Path) -> str:
