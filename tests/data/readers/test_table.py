@@ -176,4 +176,5 @@ def test_named_columns_mean_a_table(tmp_path):
     log.write_text("buyer,sku,when\na,x,1\n")
     with pytest.raises(ConfigError, match="fits no format for certain"):
         open_source(log)
-    assert open_source(log, options=ReadOptions(user="buyer", item="sku")).format == "table"
+    named = ReadOptions(user="buyer", item="sku", time="when")
+    assert open_source(log, options=named).format == "table"
