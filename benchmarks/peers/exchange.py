@@ -1,0 +1,117 @@
+"""What `quality.py` hands to a peer and what it takes back: plain NumPy files, nothing else shared.
+
+A peer's script runs in the peer's own environment, which has no crossbatch.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+BATCH_SIZE = 128
+EVAL_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Task:
+    """The data and the budget of one training.
+
+    Attributes:
+        data: Folder with `train_history`, `train_items`, `valid_history`, `test_history`,
+            `sampler_law`, `item_counts`. Histories `[n, L]`, oldest first, right-padded with 0.
+        out: Where the vectors go.
+        model: Which user tower, for scripts that know several.
+        lr: Learning rate.
+        steps: Batches of `BATCH_SIZE` samples.
+        checkpoints: How often, evenly, the vectors are written.
+        seed: Of the initialisation.
+    """
+
+    data: Path
+    out: Path
+    model: str
+    lr: float
+    steps: int
+    checkpoints: int
+    seed: int
+
+    @classmethod
+    def from_command_line(cls) -> "Task":
+        """Read what `quality.py` passes."""
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--data", type=Path, required=True)
+        parser.add_argument("--out", type=Path, required=True)
+        parser.add_argument("--model", required=True)
+        parser.add_argument("--lr", type=float, required=True)
+        parser.add_argument("--steps", type=int, required=True)
+        parser.add_argument("--checkpoints", type=int, required=True)
+        parser.add_argument("--seed", type=int, required=True)
+        return cls(**vars(parser.parse_args()))
+
+    def load(self, name: str) -> np.ndarray:
+        """One of the arrays in `data`, memory-mapped."""
+        return np.load(self.data / f"{name}.npy", mmap_mode="r")
+
+    @property
+    def num_items(self) -> int:
+        """Ids run from 1 to this."""
+        return len(self.load("item_counts")) - 1
+
+    def batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Histories `[B, L]` and positives `[B]`, int64, in the order crossbatch sees them."""
+        history, items = self.load("train_history"), self.load("train_items")
+        for start in range(0, self.steps * BATCH_SIZE, BATCH_SIZE):
+            rows = slice(start, start + BATCH_SIZE)
+            yield history[rows].astype(np.int64), items[rows].astype(np.int64)
+
+    def eval_histories(self, split: str) -> Iterator[np.ndarray]:
+        """Histories `[n, L]`, int64, of "valid" or "test", some users at a time."""
+        history = self.load(f"{split}_history")
+        for start in range(0, len(history), EVAL_BATCH):
+            yield history[start : start + EVAL_BATCH].astype(np.int64)
+
+    def train(
+        self,
+        step: Callable[[np.ndarray, np.ndarray], object],
+        users: Callable[[np.ndarray], np.ndarray],
+        items: Callable[[], np.ndarray],
+        *,
+        packages: tuple[str, ...],
+        options: dict[str, object],
+    ) -> None:
+        """Train for the budget, writing the vectors of both towers at every checkpoint.
+
+        Args:
+            step: One optimiser step on histories `[B, L]` and positives `[B]`.
+            users: Histories `[n, L]` → `[n, d]`, in inference mode.
+            items: → `[num_items + 1, d]`; row 0 is ignored.
+            packages: Whose versions to record.
+            options: The model's settings, for the record.
+        """
+        self.out.mkdir(parents=True, exist_ok=True)
+        every = self.steps // self.checkpoints
+        seconds, cpu = 0.0, 0.0
+        for number, (history, positives) in enumerate(self.batches(), start=1):
+            wall, used = time.perf_counter(), time.process_time()
+            step(history, positives)
+            seconds += time.perf_counter() - wall
+            cpu += time.process_time() - used
+            if number % every == 0:
+                vectors = {
+                    split: np.concatenate([users(h) for h in self.eval_histories(split)])
+                    for split in ("valid", "test")
+                }
+                np.savez(self.out / f"step-{number}.npz", items=items(), **vectors)
+                print(f"step {number} of {self.steps}", flush=True)
+        record = {
+            "versions": {name: version(name) for name in packages},
+            "options": options,
+            "seconds": seconds,
+            "cpu_seconds": cpu,
+        }
+        (self.out / "done.json").write_text(json.dumps(record, indent=1))
