@@ -6,8 +6,6 @@ result = fit(open_dataset("books"), Recipe.load(Path("recipes/demo.toml")), "run
 from __future__ import annotations
 
 import datetime
-import hashlib
-import json
 import platform
 import signal
 import time
@@ -295,17 +293,11 @@ class _Run:
         return self.recipe.to_dict() | {
             "dataset": {
                 "path": str(self.dataset.path.resolve()),
-                "checksum": dataset_checksum(self.dataset),
+                "checksum": self.dataset.manifest["checksum"],
             },
             "version": version("crossbatch"),
             "environment": environment(),
         }
-
-
-def dataset_checksum(dataset: Dataset) -> str:
-    """One hash of all the dataset's files, from the hashes in its manifest."""
-    files = json.dumps(dataset.manifest["files"], sort_keys=True)
-    return hashlib.sha256(files.encode()).hexdigest()
 
 
 def environment() -> dict[str, Any]:

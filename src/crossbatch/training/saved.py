@@ -22,7 +22,6 @@ from crossbatch.evaluation.baselines import BASELINES
 from crossbatch.retrieval import ExactIndex
 from crossbatch.training import checkpoint
 from crossbatch.training.assemble import build_towers
-from crossbatch.training.run import dataset_checksum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,7 +57,7 @@ def open_run(path: Path, *, data: Path | None = None) -> SavedRun:
         raise DataError(f"{path} is no run folder: config.json is missing or broken") from None
     recipe = Recipe.from_dict({k: config[k] for k in ("model", "sampler", "loss", "train")})
     dataset = open_dataset(data or Path(config["dataset"]["path"]))
-    if dataset_checksum(dataset) != config["dataset"]["checksum"]:
+    if dataset.manifest["checksum"] != config["dataset"]["checksum"]:
         raise DataError(f"{dataset.path} is not the dataset that {path} was trained on")
     if not (path / "best").is_dir():
         raise DataError(f"{path} has no best model yet; train until its first evaluation")
