@@ -15,24 +15,27 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return open_dataset(path)
 
 
+# A run of seconds: 60 steps, an evaluation every 20, a bank that is read from step 20 on.
+RECIPE = Recipe.from_dict(
+    {
+        "model": {"name": "youtube_dnn", "dim": 8},
+        "sampler": {"name": "cross_batch", "capacity": 70, "warmup_steps": 20},
+        "train": {
+            "batch_size": 32,
+            "max_steps": 60,
+            "eval_every": 20,
+            "log_every": 5,
+            "lr": 0.01,
+            "threads": 1,
+            "device": "cpu",
+        },
+    }
+)
+
+
 @pytest.fixture
 def recipe() -> Recipe:
-    """A run of seconds: 60 steps, an evaluation every 20, a bank that is read from step 20 on."""
-    return Recipe.from_dict(
-        {
-            "model": {"name": "youtube_dnn", "dim": 8},
-            "sampler": {"name": "cross_batch", "capacity": 70, "warmup_steps": 20},
-            "train": {
-                "batch_size": 32,
-                "max_steps": 60,
-                "eval_every": 20,
-                "log_every": 5,
-                "lr": 0.01,
-                "threads": 1,
-                "device": "cpu",
-            },
-        }
-    )
+    return RECIPE
 
 
 def recipe_file(path: Path, recipe: Recipe) -> Path:

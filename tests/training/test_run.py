@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from crossbatch.config import Recipe
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.training import fit
 from crossbatch.training.saved import evaluate_runs, open_run, recommend
 
-from .conftest import recipe_file
+from .conftest import RECIPE, recipe_file
 
 TIMES = ("seconds_per_1000_steps", "convergence_minutes")
 
@@ -33,23 +32,8 @@ def without_times(result):
 @pytest.fixture(scope="module")
 def finished(dataset, tmp_path_factory):
     """An undisturbed run of the module's recipe."""
-    recipe = Recipe.from_dict(
-        {
-            "model": {"name": "youtube_dnn", "dim": 8},
-            "sampler": {"name": "cross_batch", "capacity": 70, "warmup_steps": 20},
-            "train": {
-                "batch_size": 32,
-                "max_steps": 60,
-                "eval_every": 20,
-                "log_every": 5,
-                "lr": 0.01,
-                "threads": 1,
-                "device": "cpu",
-            },
-        }
-    )
     out = tmp_path_factory.mktemp("run") / "whole"
-    return out, recipe, fit(dataset, recipe, out)
+    return out, RECIPE, fit(dataset, RECIPE, out)
 
 
 def test_the_folder_holds_what_the_design_says(finished, dataset):
