@@ -30,13 +30,16 @@ setup: $(VENV)/.dev  ## make .venv with everything that the other targets need
 demo: $(VENV)/.core  ## synthetic log -> dataset -> training -> evaluation -> recommendations -> report
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh demo
 
-check: $(VENV)/.dev  ## lint, types, import rules
+.PHONY: lint
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q tests/test_imports.py
 
-test: check  ## everything that must hold: check, all tests, the library with torch alone
+check: lint  ## lint, strict types, and all tests but the slow ones (import rules among them)
+	$(BIN)/pytest -q -n 2 -m "not slow"
+
+test: lint  ## everything that must hold: lint, types, all tests, the library with torch alone
 	$(BIN)/pytest -q -n 2
 	$(MAKE) test-torch-only
 
