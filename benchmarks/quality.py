@@ -36,7 +36,7 @@ from crossbatch.training import fit
 from peers.summary import BASELINE, METRICS, as_list, markdown, summarise
 
 PEERS = Path(__file__).parent / "peers"
-BATCH_SIZE, HISTORY_LENGTH, DIM, SEED = 128, 20, 64, 0
+BATCH_SIZE, HISTORY_LENGTH, DIM = 128, 20, 64
 SEARCH_SHARE = 4  # learning rates are compared after 1/4 of the budget
 DECIDES = "recall@50"
 
@@ -48,6 +48,16 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cosine, no dropout": {"model": {"normalize": True}, "loss": {"temperature": 0.1}},
     "dot product": {},
+    # Asked for by name: what distinguishes our GRU and our Adam from TensorFlow's.
+    "no dropout, dense Adam": {
+        "model": {"normalize": True},
+        "loss": {"temperature": 0.1},
+        "train": {"adam": "dense"},
+    },
+    "no dropout, reset after": {
+        "model": {"normalize": True, "tower": {"reset_before": False}},
+        "loss": {"temperature": 0.1},
+    },
 }
 # library → script and requirements; (library, model) → what is special about it
 LIBRARIES = {
@@ -89,6 +99,7 @@ class Study:
         self.out: Path = args.out
         self.venvs: Path = args.venvs or args.out / "venvs"
         self.steps, self.checkpoints, self.rates = args.steps, args.checkpoints, args.lr
+        self.seed = args.seed
         self.popularity = Popularity.from_counts(np.array(dataset.item_counts))
         for folder in ("records", "per_user", "exchange"):
             (self.out / folder).mkdir(parents=True, exist_ok=True)
@@ -107,7 +118,7 @@ class Study:
             print(training.name, flush=True)
             run = self._run_ours if training.library == "crossbatch" else self._run_peer
             details, per_user = run(training)
-            fixed = {"batch_size": BATCH_SIZE, "seed": SEED}
+            fixed = {"batch_size": BATCH_SIZE, "seed": self.seed}
             self._record(training.name, asdict(training) | fixed | notes | details, per_user)
         record: dict[str, Any] = json.loads(path.read_text())
         return record
@@ -148,7 +159,7 @@ class Study:
                 "max_steps": training.steps,
                 "eval_every": training.steps // self.checkpoints,
                 "patience": self.checkpoints,
-                "seed": SEED,
+                "seed": self.seed,
                 "threads": 1,
             },
         }
@@ -169,7 +180,7 @@ class Study:
                 "lr": training.lr,
                 "steps": training.steps,
                 "checkpoints": self.checkpoints,
-                "seed": SEED,
+                "seed": self.seed,
             }
             words = [str(word) for key, value in arguments.items() for word in (f"--{key}", value)]
             subprocess.run([str(python), str(PEERS / script), *words], check=True)
@@ -187,7 +198,7 @@ class Study:
         folder = self.out / "exchange"
         if (folder / "item_counts.npy").exists():
             return
-        batches = self.dataset.batches(BATCH_SIZE, seed=SEED, history_length=HISTORY_LENGTH)
+        batches = self.dataset.batches(BATCH_SIZE, seed=self.seed, history_length=HISTORY_LENGTH)
         taken = list(islice(batches, self.steps))
         arrays = {
             "train_history": torch.cat([b.history.int() for b in taken]).numpy(),
@@ -244,13 +255,13 @@ def environment(folder: Path, requirements: Path) -> Path:
     return python
 
 
-def kinds(models: list[str], libraries: list[str]) -> list[Training]:
+def kinds(models: list[str], libraries: list[str], variants: list[str]) -> list[Training]:
     """Ours in each variant and the peers' of the same models; our other models in one variant."""
     compared = {model for _, model in PEER_MODELS}
     chosen = [
         Training("crossbatch", model, variant)
-        for model, variant in product(models, VARIANTS)
-        if model in compared or variant == next(iter(VARIANTS))
+        for model, variant in product(models, variants)
+        if model in compared or variant == variants[0]
     ]
     chosen += [
         Training(*peer, variant) for peer, variant in PEER_MODELS.items() if peer[1] in models
@@ -268,6 +279,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6000, help="batches of 128 samples")
     parser.add_argument("--checkpoints", type=int, default=6)
     parser.add_argument("--lr", type=float, nargs="+", default=[0.001, 0.003])
+    parser.add_argument("--seed", type=int, default=0, help="of samples and initialisation")
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS)[:3], help="of ours")
     parser.add_argument("--quick", action="store_true", help="200 batches, one learning rate")
     parser.add_argument("--table", action="store_true", help="only print what was recorded")
     args = parser.parse_args()
@@ -279,7 +292,7 @@ def main() -> None:
         torch.set_num_threads(1)
         study = Study(open_dataset(args.data), args)
         study.run_baselines()
-        for kind in kinds(args.models, args.libraries):
+        for kind in kinds(args.models, args.libraries, args.variants):
             study.run(kind)
     print(markdown(summarise(args.out)))
 

@@ -80,7 +80,7 @@ class TrainingPart:
 def training_batches(
     part: TrainingPart, batch_size: int, *, seed: int, history_length: int, start: int
 ) -> Iterator[Batch]:
-    """Yield batches without end; number i depends on the seed and i alone (PROTOCOL 1.3).
+    """Yield batches without end; number i depends on the seed and i alone.
 
     Each is `batch_size` distinct users, uniform, each with a target position uniform over those
     that have `min_history` items before them.

@@ -41,7 +41,7 @@ def keep_frequent(
 
     One round counts every item over all interactions and keeps those with `min_item_count`, then
     keeps the users who have `min_user_count` interactions with kept items; items are not counted
-    again (PROTOCOL 1.1).  With `core`, rounds are repeated on what is left until nothing changes.
+    again.  With `core`, rounds are repeated on what is left until nothing changes.
     """
     users = np.ones(len(log.user_codes), dtype=bool)
     items = np.ones(len(log.item_codes), dtype=bool)

@@ -1,4 +1,4 @@
-"""The law by which items enter a batch, exactly (PROTOCOL 1.3), and the raw frequencies."""
+"""The law by which items enter a batch, exactly, and the raw frequencies."""
 
 from __future__ import annotations
 

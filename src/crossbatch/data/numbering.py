@@ -1,4 +1,4 @@
-"""Final numbers: items by popularity from 1, users shuffled once (PROTOCOL 1.1)."""
+"""Final numbers: items by popularity from 1, users shuffled once."""
 
 from __future__ import annotations
 

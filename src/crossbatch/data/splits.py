@@ -61,7 +61,7 @@ class Split:
 
 
 def by_user(sequences: Sequences, fractions: tuple[float, float]) -> Split:
-    """Divide the users; of an evaluation user the last fifth are targets (PROTOCOL 1.4).
+    """Divide the users; of an evaluation user the last fifth are targets.
 
     The history is the first ⌊0.8 L⌋ interactions; users with fewer than two are left out.
     """
