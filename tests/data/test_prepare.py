@@ -41,7 +41,7 @@ logs = st.lists(
 
 
 def comirec(rows: Rows, least: int) -> tuple[dict[str, list[str]], list[str]]:
-    """The filter and numbering of ComiRec in plain Python: sequences by user, and items in order of their ids."""
+    """ComiRec in plain Python: sequences by user, and items in order of their ids."""
     counts = Counter(item for _, item, _ in rows)
     good = {item for item, count in counts.items() if count >= least}
     by_user: dict[str, list[tuple[int, str]]] = {}
