@@ -21,7 +21,9 @@ MANIFEST = "manifest.json"
 
 
 @contextmanager
-def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def atomic_folder(
+    target: Path, *, overwrite: bool = False, marker: str = MANIFEST
+) -> Iterator[Path]:
     """Yield an empty folder beside `target` that becomes `target` if the body succeeds.
 
     On any failure, an interrupt included, the temporary folder is removed and `target` is left as
@@ -29,13 +31,14 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
     Args:
         target: The folder to create.
-        overwrite: Replace an existing dataset folder; anything else is never replaced.
+        overwrite: Replace an existing folder of the same kind; anything else is never replaced.
+        marker: The file by which that kind is known.
 
     Raises:
         DataError: If `target` exists, or the disk is full.
     """
     target = Path(target)
-    check_free(target, overwrite=overwrite)
+    check_free(target, overwrite=overwrite, marker=marker)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
     try:
@@ -53,14 +56,14 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def check_free(target: Path, *, overwrite: bool = False) -> None:
+def check_free(target: Path, *, overwrite: bool = False, marker: str = MANIFEST) -> None:
     """Raise `DataError` unless `target` may be written; done before any long work begins."""
     if not target.exists():
         return
     if not overwrite:
         raise DataError(f"{target} already exists: choose another --out or pass --overwrite")
-    if not (target / MANIFEST).is_file() and not _is_empty(target):
-        raise DataError(f"{target} is not a dataset folder, so --overwrite does not replace it")
+    if not (target / marker).is_file() and not _is_empty(target):
+        raise DataError(f"{target} has no {marker}, so --overwrite does not replace it")
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -38,8 +38,9 @@ class StringTable:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._offsets = np.load(folder / f"{name}.offsets.npy", mmap_mode="r")
-        self._bytes = np.load(folder / f"{name}.bytes.npy", mmap_mode="r")
+        # plain views of the memory maps: a memmap's own indexing is far slower
+        self._offsets = np.load(folder / f"{name}.offsets.npy", mmap_mode="r").view(np.ndarray)
+        self._bytes = np.load(folder / f"{name}.bytes.npy", mmap_mode="r").view(np.ndarray)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -48,7 +49,7 @@ class StringTable:
         if not 0 <= row < len(self):
             raise IndexError(f"row must be in 0..{len(self) - 1}, got {row}")
         start, end = int(self._offsets[row]), int(self._offsets[row + 1])
-        return bytes(self._bytes[start:end]).decode("utf-8")
+        return self._bytes[start:end].tobytes().decode("utf-8")
 
     def take(self, rows: Iterable[int]) -> list[str]:
         """Return the strings of the given rows."""

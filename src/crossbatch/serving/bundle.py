@@ -1,0 +1,135 @@
+"""Bundles: one folder with all that answering needs, opened by memory map in milliseconds.
+
+bundle = open_bundle("books.bundle")
+bundle.recommend([["0439023483", "0439023491"]], k=20)
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from crossbatch.config import Recipe
+from crossbatch.data.features import read_encoders
+from crossbatch.errors import DataError
+from crossbatch.retrieval import ExactIndex
+from crossbatch.serving import towers as stored_towers
+from crossbatch.serving.catalogue import StoredCatalogue
+from crossbatch.serving.manifest import BundleError, read_manifest, verify_files
+from crossbatch.serving.recommender import Recommender
+from crossbatch.serving.schema import blank_tables, read_schema
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from crossbatch.config import ModelConfig
+
+CONFIG, METRICS, CARD = "config.json", "metrics.json", "README.md"
+ITEM_VECTORS = "item_vectors.npy"
+USERS, ITEMS = "features/users", "features/items"
+
+
+class Bundle(Recommender):
+    """An opened bundle: a `Recommender` with a folder, a version and metrics.
+
+    Attributes:
+        path: The folder.
+        manifest: Its `bundle.json`.
+        config: The model's part of the recipe.
+        user_features: Kind, size and commonest values of each user feature, by name.
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path, self.manifest = path, manifest
+        document = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        self.config: ModelConfig = Recipe.from_dict({"model": document["model"]}).model
+        self.user_features = read_schema(path / USERS)
+        towers = stored_towers.user_side(
+            self.config,
+            blank_tables(self.user_features),
+            stored_towers.map_tensors(path / stored_towers.USER_TOWER),
+        )
+        item_vectors = map_array(path / ITEM_VECTORS)
+        super().__init__(
+            StoredCatalogue(path),
+            towers,
+            item_vectors=item_vectors,
+            history_vectors=self._history_vectors(item_vectors),
+            index=ExactIndex(item_vectors),
+            history_length=document["history_length"],
+            user_encoders=read_encoders(path / USERS),
+        )
+        self._check_sizes()
+
+    @property
+    def name(self) -> str:
+        """What the bundle is called."""
+        return str(self.manifest["name"])
+
+    @property
+    def version(self) -> str:
+        """A short hash of all that the bundle holds."""
+        return str(self.manifest["checksum"])[:12]
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """What training measured, as in a run's `result.json`."""
+        metrics: dict[str, Any] = json.loads((self.path / METRICS).read_text(encoding="utf-8"))
+        return metrics
+
+    def item_state(self) -> dict[str, Tensor]:
+        """Weights of the item tower, memory-mapped."""
+        return stored_towers.map_tensors(self.path / stored_towers.ITEM_TOWER)
+
+    def _history_vectors(self, item_vectors: Tensor) -> Tensor:
+        if self.config.history == "item_tower":
+            return item_vectors
+        return self.item_state()[stored_towers.ID_TABLE][: self.manifest["items"]["trained"] + 1]
+
+    def _check_sizes(self) -> None:
+        """Refuse parts that were never one bundle."""
+        expected = self.manifest["items"]["count"]
+        sizes = {
+            "item vectors": self.num_items,
+            "item keys": self.catalogue.num_items,
+            "item counts": len(self.item_counts) - 1,
+        }
+        for part, size in sizes.items():
+            if size != expected:
+                raise BundleError(f"{self.path} has {size} {part} for {expected} items")
+
+
+def open_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
+    """Open a bundle folder; nothing in it is ever unpickled or run.
+
+    Args:
+        path: The folder.
+        verify: Whether the large arrays are compared with their checksums too; their sizes and
+            every smaller file always are.
+
+    Raises:
+        BundleError: If it is no bundle, incomplete, altered, or of another format version.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    try:
+        verify_files(folder, manifest, everything=verify)
+        return Bundle(folder, manifest)
+    except BundleError:
+        raise
+    except (DataError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BundleError(f"{folder} cannot be opened ({error}): export anew") from error
+
+
+def map_array(path: Path) -> Tensor:
+    """Vectors as a tensor over their memory map."""
+    # copy-on-write: torch wants memory that it could write to, the file must never change
+    array = np.load(path, mmap_mode="c").view(np.ndarray)
+    if array.dtype != np.float32 or array.ndim != 2:
+        raise BundleError(f"{path} must hold float32 vectors, got {array.dtype} {array.shape}")
+    return torch.from_numpy(array)

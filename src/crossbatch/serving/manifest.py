@@ -1,0 +1,120 @@
+"""`bundle.json`: what a bundle holds, with size and SHA-256 of every file.
+
+Nothing of a bundle is read before this table vouches for it. Files that are parsed are always
+compared with their checksum; plain arrays, which are only mapped, when asked, for they are large.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from crossbatch.data.folder import file_checksum
+from crossbatch.errors import DataError
+
+MANIFEST = "bundle.json"
+KIND = "crossbatch bundle"
+FORMAT_VERSION = 1
+MAPPED = ".npy"  # files of this kind are mapped, never parsed beyond NumPy's plain header
+MAX_MANIFEST_BYTES = 16 << 20
+
+
+class BundleError(DataError):
+    """A bundle that is missing, foreign, truncated, altered, or of another format version."""
+
+
+def write_manifest(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Describe every file of `folder`, write `bundle.json` beside them, and return it.
+
+    Args:
+        folder: A bundle that is complete but for its manifest.
+        facts: What else to record; JSON.
+    """
+    files = {
+        path.relative_to(folder).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": file_checksum(path),
+        }
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    body = {"kind": KIND, "format_version": FORMAT_VERSION, **facts, "files": files}
+    manifest = {"checksum": _checksum(body), **body}
+    text = json.dumps(manifest, indent=1, allow_nan=False, ensure_ascii=False)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    return manifest
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a bundle after it proved to be as written.
+
+    Raises:
+        BundleError: If there is none, or it was altered, or is of another version.
+    """
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise BundleError(f"{path} is too large to be a bundle's manifest: export anew")
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise BundleError(
+            f"{folder} is no bundle (no {MANIFEST}): make one with `crossbatch export RUN --out "
+            f"{folder.name}`"
+        ) from None
+    except (ValueError, RecursionError):
+        raise BundleError(f"{path} is not valid JSON: the bundle is damaged, export anew") from None
+    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
+        raise BundleError(f"{path} is not the manifest of a crossbatch bundle")
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise BundleError(
+            f"{folder} has bundle format {manifest.get('format_version')!r}, this release reads "
+            f"{FORMAT_VERSION}: export anew"
+        )
+    body = {key: value for key, value in manifest.items() if key != "checksum"}
+    if manifest.get("checksum") != _checksum(body):
+        raise BundleError(f"{path} was altered: its checksum does not match, export anew")
+    return manifest
+
+
+def verify_files(folder: Path, manifest: dict[str, Any], *, everything: bool) -> None:
+    """Compare the files with the manifest.
+
+    Args:
+        folder: The bundle.
+        manifest: As `read_manifest` gave it.
+        everything: Whether plain arrays are hashed too, or only their sizes compared.
+
+    Raises:
+        BundleError: At the first file that is missing, altered, truncated or out of the folder.
+    """
+    for name, entry in manifest["files"].items():
+        path = _inside(folder, name)
+        if not path.is_file():
+            raise BundleError(f"{folder} lacks {name}: the bundle is incomplete, export anew")
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            raise BundleError(
+                f"{path} has {size} bytes instead of {entry['bytes']}: the bundle is damaged, "
+                "export anew"
+            )
+        if (everything or not name.endswith(MAPPED)) and file_checksum(path) != entry["sha256"]:
+            raise BundleError(
+                f"{path} was altered: its checksum does not match the manifest, export anew"
+            )
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return the path of a listed file, which must lie in the bundle itself."""
+    parts = PurePosixPath(name).parts
+    plain = name == "/".join(parts) and ".." not in parts and "\\" not in name and "\0" not in name
+    path = folder / name
+    if not plain or name.startswith("/") or not path.resolve().is_relative_to(folder.resolve()):
+        raise BundleError(f"{folder / MANIFEST} lists {name!r}, which is no file of the bundle")
+    return path
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

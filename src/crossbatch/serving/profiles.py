@@ -1,0 +1,167 @@
+"""User features as a request brings them: plain values in, rows for the user tower out."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import polars as pl
+import torch
+
+from crossbatch.data.features import encode_table
+from crossbatch.errors import ConfigError
+from crossbatch.models import FeatureTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from crossbatch.data import Feature
+    from crossbatch.data.encoders import Encoder
+    from crossbatch.models import TwoTower
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """Features of users, and which row of them belongs to which user of a batch.
+
+    Attributes:
+        tables: By feature name, R rows each.
+        rows: `[B]` int64, −1 for a user of whom nothing is known.
+    """
+
+    tables: Mapping[str, FeatureTable]
+    rows: Tensor
+
+
+def encode_profiles(
+    encoders: Mapping[str, Encoder], users: Sequence[Mapping[str, Any] | None]
+) -> Profiles | None:
+    """Encode the features of B users with the vocabularies and statistics of training.
+
+    Args:
+        encoders: Fitted encoders by feature name.
+        users: Values by feature name; None or empty where nothing is known of a user.
+
+    Returns:
+        None if nothing is known of any of them.
+
+    Raises:
+        ConfigError: If a name is no feature of the model, or a value cannot be one of its kind.
+    """
+    known = [number for number, user in enumerate(users) if user]
+    for number in known:
+        _check_names(users[number] or {}, encoders)
+    if not known:
+        return None
+    columns = [
+        pl.Series(
+            name,
+            [_value(name, encoder, (users[number] or {}).get(name)) for number in known],
+            dtype=DTYPES.get(encoder.feature_kind, pl.String),
+        )
+        for name, encoder in encoders.items()
+    ]
+    features = encode_table(dict(encoders), pl.DataFrame(columns))
+    rows = torch.full((len(users),), -1)
+    rows[known] = torch.arange(len(known))
+    return Profiles({name: feature_table(feature) for name, feature in features.items()}, rows)
+
+
+def feature_table(feature: Feature) -> FeatureTable:
+    """A feature's arrays as the table that models read; raise where a number is not finite."""
+    if feature.kind == "dense" and not np.isfinite(feature.values).all():
+        raise ConfigError(f"feature {feature.name!r} must hold finite numbers below 65,504")
+    return FeatureTable.from_arrays(
+        feature.kind, feature.values, feature.offsets, feature.num_values
+    )
+
+
+def with_profiles(towers: TwoTower, tables: Mapping[str, FeatureTable]) -> TwoTower:
+    """The same towers over other users: weights are shared, only the tables are exchanged.
+
+    A copy, because another thread may be reading the original meanwhile.
+    """
+    assert towers.profile is not None
+    encoders = [
+        _over(encoder, tables[name])
+        for name, encoder in zip(sorted(tables), towers.profile.encoders, strict=True)
+    ]
+    profile = _shallow(towers.profile)
+    profile.encoders = torch.nn.ModuleList(encoders)
+    twin = _shallow(towers)
+    twin.profile = profile
+    return twin
+
+
+def _shallow(module: M) -> M:
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)  # otherwise the copy's parts would be the original's
+    return twin
+
+
+def _over(encoder: nn.Module, table: FeatureTable) -> nn.Module:
+    twin = _shallow(encoder)
+    setattr(twin, "table", table)  # noqa: B010 (typed as a tensor by nn.Module)
+    return twin
+
+
+def _check_names(user: Mapping[str, Any], encoders: Mapping[str, Encoder]) -> None:
+    for name in user:
+        if name not in encoders:
+            near = get_close_matches(name, list(encoders), n=1)
+            known = ", ".join(encoders) or "none"
+            hint = f"did you mean {near[0]!r}?" if near else f"its user features are: {known}"
+            raise ConfigError(f"{name!r} is no user feature of this model; {hint}")
+
+
+def _value(name: str, encoder: Encoder, value: Any) -> Any:
+    """One value as the encoder wants it, None where it is missing."""
+    if value is None or value == "":
+        return None
+    try:
+        return PARSERS[encoder.feature_kind](value, encoder)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"user feature {name!r} is {encoder.feature_kind}: got {value!r}"
+        ) from None
+
+
+def _number(value: Any, encoder: Encoder | None = None) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _text(value: Any, encoder: Encoder) -> str:
+    if isinstance(value, (list, tuple, dict)):
+        raise TypeError
+    return str(value)
+
+
+def _bag(value: Any, encoder: Encoder) -> str:
+    if isinstance(value, (list, tuple)):
+        return str(encoder.settings.get("separator", " ")).join(map(str, value))
+    return _text(value, encoder)
+
+
+def _numbers(value: Any, encoder: Encoder) -> list[float]:
+    parts = value.replace("|", " ").split() if isinstance(value, str) else value
+    return [_number(part) for part in parts]
+
+
+PARSERS: dict[str, Callable[[Any, Encoder], Any]] = {
+    "categorical": _text,
+    "multi_valued": _bag,
+    "numeric": _number,
+    "dense": _numbers,
+}
+DTYPES: dict[str, Any] = {"numeric": pl.Float64, "dense": pl.List(pl.Float64)}

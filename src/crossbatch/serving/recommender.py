@@ -1,0 +1,310 @@
+"""From histories of item keys to ranked items: the one path of command line, batches and server.
+
+recommender.recommend([["i17", "i4"]], k=20)[0].items[0].title
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from crossbatch.errors import ConfigError
+from crossbatch.retrieval import TopK
+from crossbatch.serving.profiles import Profiles, encode_profiles, with_profiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from crossbatch.data.encoders import Encoder
+    from crossbatch.models import TwoTower
+    from crossbatch.retrieval import Index
+
+
+class Catalogue(Protocol):
+    """Who the items are; `crossbatch.data.Dataset` is one, a bundle's files are another."""
+
+    @property
+    def num_items(self) -> int:
+        """Items are 1 … this."""
+        ...
+
+    @property
+    def item_counts(self) -> np.ndarray:
+        """Training interactions of each item, int64 `[num_items + 1]`."""
+        ...
+
+    def item_ids(self, keys: Sequence[str]) -> np.ndarray:
+        """Ids of items by their keys, 0 where unknown; int64."""
+        ...
+
+    def item_keys(self, ids: Iterable[int]) -> list[str]:
+        """Keys of items."""
+        ...
+
+    def item_titles(self, ids: Iterable[int]) -> list[str]:
+        """Titles of items, their keys where there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredItem:
+    """An item of a list; `interest` says which of the user's K vectors it answers to."""
+
+    id: int
+    key: str
+    title: str
+    score: float
+    interest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A user's list, best first.
+
+    Attributes:
+        items: At most k; fewer only if the catalogue has no more to offer.
+        unknown: Keys of the history that are no items of the catalogue.
+        popular: Whether nothing was known of the user, so that the list is the most popular items.
+    """
+
+    items: list[ScoredItem]
+    unknown: list[str]
+    popular: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Lists of B users as arrays; empty slots have item id 0.
+
+    Attributes:
+        top: Scores and item ids `[B, k]`.
+        interest: Which interest each item answers to, `[B, k]`.
+        popular: `[B]`, True where nothing was known of a user.
+    """
+
+    top: TopK
+    interest: Tensor
+    popular: Tensor
+
+
+class Recommender:
+    """Towers, item vectors and an index over a catalogue, ready to answer.
+
+    Args:
+        catalogue: Who the items are.
+        towers: In evaluation mode.
+        item_vectors: `[num_items + 1, d]`, what is scored.
+        history_vectors: `[H + 1, d]`, what describes an item in a history. Items beyond H have
+            none: they can be recommended, but a history is read without them.
+        index: Over `item_vectors`.
+        history_length: Most recent items that describe a user, L.
+        user_encoders: Fitted encoders of the user features, by name.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        towers: TwoTower,
+        *,
+        item_vectors: Tensor,
+        history_vectors: Tensor,
+        index: Index,
+        history_length: int,
+        user_encoders: Mapping[str, Encoder],
+    ) -> None:
+        self.catalogue, self.towers, self.index = catalogue, towers, index
+        self.item_vectors, self.history_vectors = item_vectors, history_vectors
+        self.history_length, self.user_encoders = history_length, user_encoders
+
+    @property
+    def num_items(self) -> int:
+        """Items are 1 … this."""
+        return len(self.item_vectors) - 1
+
+    @property
+    def dim(self) -> int:
+        """Width d of all vectors."""
+        return self.item_vectors.shape[1]
+
+    @cached_property
+    def num_interests(self) -> int:
+        """Vectors K that describe a user."""
+        return self.users(torch.zeros(1, 1, dtype=torch.long)).shape[1]
+
+    @property
+    def item_counts(self) -> np.ndarray:
+        """Training interactions of each item, int64 `[num_items + 1]`."""
+        return self.catalogue.item_counts
+
+    def item_ids(self, keys: Sequence[str]) -> np.ndarray:
+        """Ids of items by their keys, 0 where unknown; int64."""
+        return self.catalogue.item_ids(keys)
+
+    def item_keys(self, ids: Iterable[int]) -> list[str]:
+        """Keys of items."""
+        return self.catalogue.item_keys(ids)
+
+    def item_titles(self, ids: Iterable[int]) -> list[str]:
+        """Titles of items, their keys where there is none."""
+        return self.catalogue.item_titles(ids)
+
+    def users(
+        self, history: Tensor, user_features: Sequence[Mapping[str, Any] | None] | None = None
+    ) -> Tensor:
+        """Interests `[B, K, d]` of histories `[B, L]` of item ids, right-padded with 0.
+
+        Args:
+            history: Oldest item first.
+            user_features: Of each user, values by name; None where nothing is known.
+        """
+        return self.interests(history, self.profiles(user_features, len(history)))
+
+    @torch.no_grad()
+    def interests(self, history: Tensor, profiles: Profiles | None = None) -> Tensor:
+        """As `users`, of features that are encoded already."""
+        vectors, mask = self.history_vectors[history], history != 0
+        if profiles is None:
+            return self.towers.interests(vectors, mask)
+        towers = with_profiles(self.towers, profiles.tables)
+        return towers.interests(vectors, mask, profiles.rows)
+
+    def profiles(
+        self, user_features: Sequence[Mapping[str, Any] | None] | None, users: int
+    ) -> Profiles | None:
+        """Encode the features that a request brings along."""
+        if user_features is None:
+            return None
+        if len(user_features) != users:
+            raise ConfigError(
+                f"user_features must have one entry for each of {users} histories, "
+                f"got {len(user_features)}"
+            )
+        return encode_profiles(self.user_encoders, user_features)
+
+    def recommend(
+        self,
+        histories: Sequence[Sequence[str]],
+        k: int,
+        *,
+        exclude_seen: bool = True,
+        user_features: Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> list[Recommendation]:
+        """The k best items for each history of item keys, oldest first.
+
+        Args:
+            histories: Keys that are no items are left out and reported.
+            k: Length of the lists, 1 … `num_items`.
+            exclude_seen: Whether items of the history stay out of the list.
+            user_features: Of each user, values by name; None where nothing is known.
+
+        Raises:
+            ConfigError: If k or a user feature cannot be honoured.
+        """
+        found = self.item_ids([key for history in histories for key in history])
+        ends = np.cumsum([len(history) for history in histories])[:-1]
+        ids = np.split(found, ends) if len(histories) else []
+        ranking = self.rank(
+            [row[row > 0] for row in ids],
+            k,
+            exclude_seen=exclude_seen,
+            profiles=self.profiles(user_features, len(histories)),
+        )
+        unknown = [
+            [key for key, item in zip(history, row.tolist(), strict=True) if not item]
+            for history, row in zip(histories, ids, strict=True)
+        ]
+        return [
+            Recommendation(self._named(ranking, row), keys, bool(ranking.popular[row]))
+            for row, keys in enumerate(unknown)
+        ]
+
+    @torch.no_grad()
+    def rank(
+        self,
+        histories: Sequence[np.ndarray],
+        k: int,
+        *,
+        exclude_seen: bool = True,
+        profiles: Profiles | None = None,
+    ) -> Ranking:
+        """The k best items for each history of known item ids, as arrays.
+
+        A user without a readable item and without features gets the most popular items: no model
+        was trained to answer for nothing.
+        """
+        if not 1 <= k <= self.num_items:
+            raise ConfigError(f"k must be 1 to {self.num_items} (all items), got {k}")
+        readable = [row[row < len(self.history_vectors)] for row in histories]
+        history = _padded([row[-self.history_length :] for row in readable])
+        exclude = _padded(histories) if exclude_seen else None
+        interests = self.interests(history, profiles)  # [B, K, d]
+        top = self.index.search(interests, k, exclude=exclude)
+        popular = torch.tensor([not len(row) for row in readable], dtype=torch.bool)
+        if profiles is not None:
+            popular &= profiles.rows < 0
+        for row in popular.nonzero().flatten().tolist():
+            seen = histories[row] if exclude_seen else histories[row][:0]
+            top.item_ids[row], top.scores[row] = self._popular(k, seen)
+        return Ranking(top, self._interest(interests, top.item_ids), popular)
+
+    def similar(self, key: str, k: int) -> list[ScoredItem]:
+        """The k items of largest cosine with an item, itself left out.
+
+        Raises:
+            ConfigError: If there is no such item, or k cannot be honoured.
+        """
+        item = int(self.item_ids([key])[0])
+        if not item:
+            raise ConfigError(f"{key!r} is no item of the catalogue")
+        if not 1 <= k < self.num_items:
+            raise ConfigError(f"k must be 1 to {self.num_items - 1} (all others), got {k}")
+        cosines = functional.cosine_similarity(self.item_vectors, self.item_vectors[item], dim=1)
+        cosines[[0, item]] = -torch.inf
+        best = cosines.topk(k)
+        interest = torch.zeros(1, k, dtype=torch.long)
+        top = TopK(best.values[None], best.indices[None])
+        return self._named(Ranking(top, interest, torch.zeros(1, dtype=torch.bool)), 0)
+
+    def _interest(self, interests: Tensor, item_ids: Tensor) -> Tensor:
+        """Which of the interests `[B, K, d]` scores each of the items `[B, k]` highest."""
+        if interests.shape[1] == 1:
+            return torch.zeros_like(item_ids)
+        scores = interests @ self.item_vectors[item_ids].transpose(1, 2)  # [B, K, k]
+        return scores.argmax(dim=1)
+
+    def _named(self, ranking: Ranking, row: int) -> list[ScoredItem]:
+        ids = [item for item in ranking.top.item_ids[row].tolist() if item]
+        columns = (ranking.top.scores[row].tolist(), ranking.interest[row].tolist())
+        named = zip(ids, self.item_keys(ids), self.item_titles(ids), *columns, strict=False)
+        return [ScoredItem(*entry) for entry in named]
+
+    @cached_property
+    def _by_popularity(self) -> np.ndarray:
+        return np.argsort(-np.asarray(self.item_counts)[1:], kind="stable") + 1
+
+    def _popular(self, k: int, seen: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The most popular items, and their shares of all training interactions."""
+        ids = self._by_popularity[: k + len(seen)]
+        ids = ids[~np.isin(ids, seen)][:k]
+        counts = np.asarray(self.item_counts)
+        shares = counts[ids] / max(1, int(counts.sum()))
+        blank = k - len(ids)
+        return (
+            torch.from_numpy(np.pad(ids, (0, blank))),
+            torch.from_numpy(np.pad(shares.astype(np.float32), (0, blank))),
+        )
+
+
+def _padded(rows: Sequence[np.ndarray]) -> Tensor:
+    """Rows of ids as one tensor `[B, L]`, right-padded with 0; L is at least 1."""
+    padded = np.zeros((len(rows), max((len(row) for row in rows), default=0) or 1), dtype=np.int64)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    return torch.from_numpy(padded)

@@ -1,0 +1,86 @@
+"""The two towers as a bundle stores them: weights in safetensors, shape in the recipe's words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from crossbatch.config import ModelConfig, build
+from crossbatch.models import MODELS, ItemTower, TwoTower
+from crossbatch.serving.manifest import BundleError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from crossbatch.models import FeatureTable
+
+ITEM_TOWER, USER_TOWER = "item_tower.safetensors", "user_tower.safetensors"
+ID_TABLE = "table.weight"  # of the item tower
+
+
+def split_state(towers: TwoTower) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights of the item tower, and of all the rest: user tower, profile, fusion."""
+    prefix = "item_tower."
+    state = towers.state_dict()
+    items = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    return items, {k: v for k, v in state.items() if not k.startswith(prefix)}
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors; an empty file is allowed, for a tower may have no weights."""
+    save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, path)
+
+
+def map_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file, memory-mapped."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise BundleError(f"{path} cannot be read ({error}): export anew") from None
+
+
+def user_side(
+    config: ModelConfig, features: Mapping[str, FeatureTable], state: Mapping[str, Tensor]
+) -> TwoTower:
+    """The user tower alone, for `TwoTower.interests`; it reads vectors, not items."""
+    towers = TwoTower(
+        nn.Identity(),
+        build(MODELS, "model", {"name": config.name} | config.tower, config.dim),
+        history="item_tower",
+        user_features=features,
+        normalize=config.normalize,
+    )
+    _load(towers, state)
+    return towers
+
+
+def item_side(
+    config: ModelConfig,
+    num_items: int,
+    features: Mapping[str, FeatureTable],
+    state: Mapping[str, Tensor],
+) -> TwoTower:
+    """The item tower over items of its own; `state` holds an id table of so many rows."""
+    towers = TwoTower(
+        ItemTower(num_items, config.dim, features=features, **config.item),
+        nn.Identity(),
+        history="item_tower",
+        normalize=config.normalize,
+    )
+    _load(towers, {f"item_tower.{name}": value for name, value in state.items()})
+    return towers
+
+
+def _load(towers: TwoTower, state: Mapping[str, Any]) -> None:
+    try:
+        towers.load_state_dict(dict(state))
+    except RuntimeError as error:
+        raise BundleError(f"the bundle's weights do not fit its recipe: {error}") from None
+    towers.eval().requires_grad_(requires_grad=False)
