@@ -1,74 +1,99 @@
-"""Time of a training step of every recipe of the paper, data loading included.
+"""Time of a training step next to other libraries and to the floor, in one interleaved run.
 
-    crossbatch synth --users 603668 --items 367982 --interactions 8898041 --out full
-    python benchmarks/steps.py --data full
+    python benchmarks/steps.py                            # all rows and peers: minutes
+    python benchmarks/steps.py --peers none --only "youtube_dnn in_batch" --rounds 3
+    python benchmarks/steps.py --quick                    # a smoke run: numbers mean nothing
 
-Recipes take turns, so that a busy machine slows all of them alike. CPU time of one thread.
+Batch 128, d = 64, history 20, 313,966 items, id and category through MLPs; CPU time of a step on
+one thread, the loading of its batch included; median and quartiles over turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
+import sys
+from itertools import product
 from pathlib import Path
 
-import torch
+from measure.floor import Shape
+from measure.machine import describe, probes
+from measure.report import markdown, summary
+from measure.shape import FULL, MODELS, SAMPLERS, TINY, count, generated
+from measure.workers import Row, Worker, interleave
 
-from crossbatch.config import Recipe
-from crossbatch.data import open_dataset
-from crossbatch.training.assemble import build_trainer, resolve
-from crossbatch.training.run import environment
+HERE = Path(__file__).parent
+OUT = HERE / "out"
+STEPS, WARMUP = 64, 24  # of a turn: whole blocks of batches; before timing: until the bank is full
+# Adam's bias corrections settle in some 500 steps, and dense semantics cost more until then.
+WARMUP_DENSE = 600
+PROBE_CALLS = {"GEMM": 4, "copy": 2, "exp": 50}
+FEW_DENSE = ("youtube_dnn", "in_batch")  # a pair with either of them has a dense row too
 
-RECIPES = Path(__file__).parent.parent / "recipes" / "paper"
+
+def our_rows(options: argparse.Namespace, python: Path, data: Path) -> list[Row]:
+    """Probes, every model × sampler, some of them with dense Adam and with two threads."""
+    arguments = ["--data", str(data)]
+    script = HERE / "measure" / "ours.py"
+
+    def worker(threads: int) -> Worker:
+        words = [*arguments, "--threads", str(threads)]
+        log = options.out / f"ours-{threads}.log"
+        return Worker(python, script, words, threads=threads, log=log)
+
+    one = worker(1)
+    rows = [Row(name, one, name, PROBE_CALLS[name]) for name in probes()]
+    pairs = list(product(MODELS, SAMPLERS))
+    rows += [Row(f"{m} {s}", one, f"{m} {s} lazy", STEPS) for m, s in pairs]
+    rows += [
+        Row(f"{m} {s}, dense Adam", one, f"{m} {s} dense", STEPS)
+        for m, s in pairs
+        if m in FEW_DENSE or s in FEW_DENSE
+    ]
+    if options.threads > 1:
+        more = worker(options.threads)
+        rows += [
+            Row(f"{m} {s}, {options.threads} threads", more, f"{m} {s} lazy", STEPS)
+            for m, s in pairs
+            if m in FEW_DENSE or s in FEW_DENSE
+        ]
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="dataset folder")
-    parser.add_argument("--warmup", type=int, default=600, help="steps before timing starts")
-    parser.add_argument("--rounds", type=int, default=10, help="interleaved rounds")
-    parser.add_argument("--steps", type=int, default=20, help="steps of a recipe in a round")
-    parser.add_argument("--set", action="append", default=[], help="override of the recipes")
+    parser.add_argument("--data", type=Path, help="dataset folder; generated if absent")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of every row")
+    parser.add_argument("--only", default="", help="rows whose label contains one of a,b,…")
+    parser.add_argument("--threads", type=int, default=2, help="of the rows with several")
     parser.add_argument("--quick", action="store_true", help="a smoke run: numbers mean nothing")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/out/steps.json"))
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of steps.json and logs")
     options = parser.parse_args()
-    if options.quick:
-        options.warmup, options.rounds, options.steps = 2, 1, 2
-    torch.set_num_threads(1)
-    dataset = open_dataset(options.data)
-
-    runs = {}
-    for path in sorted(RECIPES.glob("*.toml")):
-        # The bank is read from the first step on: warm-up would be timed as in-batch.
-        recipe = Recipe.load(path, options.set)
-        if recipe.sampler["name"] == "cross_batch":
-            recipe = Recipe.load(path, [*options.set, "sampler.warmup_steps=0"])
-        trainer = build_trainer(resolve(recipe, dataset), dataset)
-        batches = dataset.batches(
-            recipe.train.batch_size, seed=0, history_length=recipe.train.history_length
-        )
-        for _ in range(options.warmup):
-            trainer.train_step(next(batches))
-        runs[path.stem] = (trainer, batches)
-        print(f"{path.stem} is warm", flush=True)
-
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(options.rounds):
-        for name, (trainer, batches) in runs.items():
-            start = time.process_time()
-            for _ in range(options.steps):
-                trainer.train_step(next(batches))
-            times[name].append(1000 * (time.process_time() - start) / options.steps)
-
-    print("| recipe | CPU ms per step | quartiles |\n|---|---|---|")
-    for name, values in times.items():
-        low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-        print(f"| {name} | {middle:.1f} | {low:.1f}-{high:.1f} |")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    document = {"environment": environment(), "milliseconds": times, "overrides": options.set}
-    options.out.write_text(json.dumps(document, indent=1))
+    size = TINY if options.quick else FULL
+    options.out.mkdir(parents=True, exist_ok=True)
+    data = options.data or options.out / ("data-tiny" if options.quick else "data-full")
+    dataset = generated(data, size)
+    rows = our_rows(options, Path(sys.executable), data)
+    wanted = options.only.split(",")
+    rows = [r for r in rows if r.label in probes() or any(word in r.label for word in wanted)]
+    for row in rows:
+        if options.quick:
+            row.count = min(row.count, 2)
+        warmup = WARMUP_DENSE if row.label.endswith("dense Adam") else WARMUP
+        row.worker.prepare(row.name, 2 if row.label in probes() or options.quick else warmup)
+        print(f"{row.label} is warm", flush=True)
+    interleave(rows, 2 if options.quick else options.rounds)
+    labels = {row.label for row in rows}
+    works = {
+        f"{model} {sampler}": count(model, sampler, Shape(), dataset)
+        for model, sampler in product(MODELS, SAMPLERS)
+        if f"{model} {sampler}" in labels
+    }
+    document = {"machine": describe()} | summary(rows, works)
+    for worker in {id(row.worker): row.worker for row in rows}.values():
+        worker.close()
+    print("\n" + markdown(document))
+    (options.out / "steps.json").write_text(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":

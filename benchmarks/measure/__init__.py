@@ -1,0 +1,1 @@
+"""What the benchmarks share: shapes, the floor, workers that take turns, tables of ratios."""

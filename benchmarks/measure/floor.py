@@ -1,0 +1,173 @@
+"""The least time a training step can take here: exact counts over measured speeds.
+
+    floor = FLOP / GEMM speed + rows · 6 · 4d bytes / bandwidth + exponentials · cost of one
+
+FLOP are the multiplications and additions of the matrix products that any implementation needs,
+forward and backward, over real history positions only (padding is free):
+
+    MLP of n rows        3 · 2n Σ in·out       forward; backward for weights and for inputs
+    mean of the history  2 · 2Pd               each of P positions in, its gradient out
+    GRU                  3 · 2Pd·3d + 3 · 2(P − B)d·3d    input; recurrent, whose first state is zero
+    MIND                 see `_mind`
+    softmax              2BNd + 2BNd + 2BGd    logits; user gradient; gradient of the G live columns
+
+A row of the id table costs its weight and two moments, read and written: 6 · 4d bytes.
+Each logit, gate and routing weight costs one exponential. Everything else (biases, masks, random
+draws, small tables, the towers' own optimiser, batch assembly) is counted as free: it is a floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+HIDDEN = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a step.
+
+    Attributes:
+        B: Rows of a batch.
+        d: Width of all vectors, of the id and the category embedding too.
+        K: Interests of MIND.
+        iterations: Rounds of MIND's routing.
+        negatives: Columns of the uniform sampler.
+        num_uniform: Uniform columns of the mixed sampler.
+        M: Rows of the bank.
+        L: Longest history.
+    """
+
+    B: int = 128
+    d: int = 64
+    K: int = 4
+    iterations: int = 3
+    negatives: int = 1280
+    num_uniform: int = 1152
+    M: int = 2432
+    L: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What a sampler puts into the softmax besides each row's own positive.
+
+    Attributes:
+        encoded: Items that go through the item tower, the batch's positives included.
+        live: Columns G that need a gradient.
+        total: Columns N.
+    """
+
+    encoded: int
+    live: int
+    total: int
+
+
+def columns(sampler: str, shape: Shape) -> Columns:
+    """The columns of a sampler."""
+    B, uniform, M = shape.B, shape.num_uniform, shape.M
+    return {
+        "uniform": Columns(B + shape.negatives, shape.negatives, shape.negatives),
+        "in_batch": Columns(B, B, B),
+        "mixed": Columns(B + uniform, B + uniform, B + uniform),
+        "cross_batch": Columns(B, B, B + M),
+    }[sampler]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one step must do at least.
+
+    Attributes:
+        flop: By part of the step.
+        rows: Distinct rows of the id table read and updated; may be a mean over batches.
+        d: Width of a row.
+        exponentials: Logits, gates, routing weights.
+    """
+
+    flop: dict[str, float]
+    rows: float
+    d: int
+    exponentials: float
+
+    @property
+    def bytes(self) -> float:
+        """Weights and moments of the rows, read and written."""
+        return self.rows * 6 * 4 * self.d
+
+    def seconds(self, speed: Speed) -> dict[str, float]:
+        """The floor by cause, and its sum."""
+        parts = {
+            "matrix products": sum(self.flop.values()) / speed.flop_per_second,
+            "rows": self.bytes / speed.bytes_per_second,
+            "exponentials": self.exponentials * speed.seconds_per_exp,
+        }
+        return parts | {"floor": sum(parts.values())}
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What the machine can do, measured in the same run as the steps."""
+
+    flop_per_second: float
+    bytes_per_second: float
+    seconds_per_exp: float
+
+
+def work(model: str, sampler: str, shape: Shape, positions: float, rows: float) -> Work:
+    """Count one step.
+
+    Args:
+        model: A key of `USER_TOWERS`.
+        sampler: `"uniform"`, `"in_batch"`, `"mixed"` or `"cross_batch"`.
+        shape: Sizes.
+        positions: Real history positions P of a batch.
+        rows: Distinct rows of the id table that a batch reads.
+    """
+    B, d = shape.B, shape.d
+    chosen = columns(sampler, shape)
+    user_flop, user_exponentials = USER_TOWERS[model](shape, positions)
+    flop = {
+        "item tower": 3 * 2 * chosen.encoded * (2 * d * HIDDEN + HIDDEN * d),
+        "user tower": user_flop,
+        "logits": 2 * B * chosen.total * d,
+        "user gradient": 2 * B * chosen.total * d,
+        "column gradient": 2 * B * chosen.live * d,
+    }
+    return Work(flop, rows, d, B * chosen.total + user_exponentials)
+
+
+def _youtube_dnn(shape: Shape, P: float) -> tuple[float, float]:
+    pooling = 2 * 2 * P * shape.d
+    mlp = 3 * 2 * shape.B * (shape.d * HIDDEN + HIDDEN * shape.d)
+    return pooling + mlp, 0
+
+
+def _gru4rec(shape: Shape, P: float) -> tuple[float, float]:
+    d = shape.d
+    kernel = d * 3 * d
+    return 3 * 2 * P * kernel + 3 * 2 * (P - shape.B) * kernel, 3 * P * d
+
+
+def _mind(shape: Shape, P: float) -> tuple[float, float]:
+    """Routing weights carry no gradient; interests do, as if the readout mixed all K of them.
+
+    Forward: the bilinear map of every position once, or of the K sums in every round, whichever is
+    less; one product with the positions for every sum and for every agreement; the dense layer; the
+    scores of the readout. Backward: two products each for the dense layer and for the map of the K
+    sums, and the gradient of the positions.
+    """
+    B, d, K, rounds = shape.B, shape.d, shape.K, shape.iterations
+    mapping = 2 * d * d * min(P, (2 * rounds - 1) * B * K)
+    products = 2 * K * P * d * (2 * rounds - 1)
+    forward = mapping + products + 2 * B * K * d * d + 2 * B * K * d
+    backward = 2 * 2 * B * K * d * d + 2 * 2 * d * d * min(P, B * K) + 2 * K * P * d
+    return forward + backward, rounds * K * P
+
+
+USER_TOWERS: dict[str, Callable[[Shape, float], tuple[float, float]]] = {
+    "youtube_dnn": _youtube_dnn,
+    "gru4rec": _gru4rec,
+    "mind": _mind,
+}

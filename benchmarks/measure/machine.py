@@ -1,0 +1,46 @@
+"""Where numbers come from: the machine's description, and its speed at the three things that count.
+
+Each function of `PROBES` does a fixed amount of work; its CPU time gives a speed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+GEMM_SIDE = 768  # three matrices of 2.4 MB: in cache, and large enough for full speed
+COPY_FLOATS = 32 << 20  # 128 MB: far beyond any cache
+EXP_SHAPE = (128, 2560)  # the logits of a cross-batch step
+
+
+def probes() -> dict[str, tuple[Callable[[], object], float]]:
+    """Name → (function, work per call): FLOP, bytes read and written, exponentials."""
+    left, right, product = (torch.randn(GEMM_SIDE, GEMM_SIDE) for _ in range(3))
+    source, target = torch.ones(COPY_FLOATS), torch.zeros(COPY_FLOATS)
+    logits, exponentials = torch.randn(EXP_SHAPE), torch.empty(EXP_SHAPE)
+    return {
+        "GEMM": (lambda: torch.mm(left, right, out=product), 2.0 * GEMM_SIDE**3),
+        "copy": (lambda: target.copy_(source), 2.0 * 4 * COPY_FLOATS),
+        "exp": (lambda: torch.exp(logits, out=exponentials), float(logits.numel())),
+    }
+
+
+def describe(packages: tuple[str, ...] = ("torch", "numpy")) -> dict[str, str | int | float]:
+    """CPU, load and versions."""
+    model = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((x.split(": ")[1] for x in lines if x.startswith("model name")), model)
+    return {
+        "cpu": model,
+        "cores": os.cpu_count() or 0,
+        "load": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }

@@ -1,0 +1,158 @@
+"""From the turns of an interleaved run to tables: medians, quartiles, floors, ratios, targets."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from measure.floor import Speed
+from measure.machine import probes
+from measure.targets import FLOOR_TARGETS, TARGETS, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from measure.floor import Work
+    from measure.workers import Row
+
+Document = dict[str, Any]
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median and upper quartile; one value is all three."""
+    if len(values) == 1:
+        return (values[0],) * 3
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def speed(rows: Mapping[str, Row]) -> Speed:
+    """The machine's speed from the probes' turns."""
+    rates = {
+        name: amount / statistics.median(rows[name].cpu) for name, (_, amount) in probes().items()
+    }
+    return Speed(rates["GEMM"], rates["copy"], 1 / rates["exp"])
+
+
+def summary(rows: Sequence[Row], works: Mapping[str, Work]) -> Document:
+    """All that was measured, ready for JSON."""
+    by_label = {row.label: row for row in rows}
+    measured = speed(by_label)
+    return {
+        "speed": {
+            "GFLOP/s": measured.flop_per_second / 1e9,
+            "GB/s": measured.bytes_per_second / 1e9,
+            "ns per exp": measured.seconds_per_exp * 1e9,
+        },
+        "rows": {row.label: {"cpu": row.cpu, "wall": row.wall, "steps": row.count} for row in rows},
+        "floors": {
+            label: {
+                "flop": work.flop,
+                "rows": work.rows,
+                "bytes": work.bytes,
+                "exponentials": work.exponentials,
+                "seconds": work.seconds(measured),
+            }
+            for label, work in works.items()
+        },
+        "targets": [
+            _target(target, by_label)
+            for target in TARGETS
+            if target.above in by_label and target.below in by_label
+        ],
+    }
+
+
+def _target(target: Target, rows: Mapping[str, Row]) -> Document:
+    """A target and the quartiles of the turns' ratios or differences."""
+    above = getattr(rows[target.above], target.clock)
+    below = getattr(rows[target.below], target.clock)
+    pairs = list(zip(above, below, strict=True))
+    values = [1e3 * (a - b) if target.unit == "ms" else a / b for a, b in pairs]
+    low, middle, high = quartiles(values)
+    aim = target.at_least if target.at_least is not None else target.at_most
+    return {
+        "above": target.above,
+        "below": target.below,
+        "unit": target.unit,
+        "clock": target.clock,
+        "value": middle,
+        "quartiles": [low, high],
+        "aim": None if aim is None else ("≥ " if target.at_least else "≤ ") + f"{aim:g}",
+        "met": None if aim is None else target.met(middle),
+    }
+
+
+def markdown(document: Document) -> str:
+    """Three tables: the floor's parts, the steps, the ratios."""
+    return "\n\n".join([_speed(document), _floors(document), _steps(document), _ratios(document)])
+
+
+def _speed(document: Document) -> str:
+    machine = ", ".join(f"{key} {value}" for key, value in document["machine"].items())
+    measured = ", ".join(f"{value:.2f} {key}" for key, value in document["speed"].items())
+    return f"{machine}\nmeasured: {measured}"
+
+
+def _floors(document: Document) -> str:
+    lines = _header("floor of", "MFLOP", "rows", "MB", "10³ exp", "products", "rows", "exp", "ms")
+    for label, floor in document["floors"].items():
+        seconds = floor["seconds"]
+        cells = [
+            f"{sum(floor['flop'].values()) / 1e6:.1f}",
+            f"{floor['rows']:,.0f}",
+            f"{floor['bytes'] / 1e6:.2f}",
+            f"{floor['exponentials'] / 1e3:.0f}",
+            *(f"{1e3 * value:.2f}" for value in seconds.values()),
+        ]
+        lines.append(_line(label, *cells))
+    return "\n".join(lines)
+
+
+def _steps(document: Document) -> str:
+    lines = _header("step", "CPU ms", "quartiles", "floor ms", "÷ floor", "aim", "")
+    for label, row in document["rows"].items():
+        if label in probes():
+            continue
+        low, middle, high = (1e3 * value for value in quartiles(row["cpu"]))
+        cells = [f"{middle:.2f}", f"{low:.2f}-{high:.2f}"]
+        if floor := document["floors"].get(label):
+            least = 1e3 * floor["seconds"]["floor"]
+            model, sampler = label.split()
+            aim = FLOOR_TARGETS[model, sampler]
+            verdict = _verdict(middle / least <= aim)
+            cells += [f"{least:.2f}", f"{middle / least:.2f}", f"≤ {aim}", verdict]
+        else:
+            cells += [""] * 4
+        lines.append(_line(label, *cells))
+    return "\n".join(lines)
+
+
+def _ratios(document: Document) -> str:
+    lines = _header("ratio", "measured", "quartiles", "aim", "")
+    for target in document["targets"]:
+        low, high = target["quartiles"]
+        sign = "−" if target["unit"] == "ms" else "÷"
+        clock = " (wall)" if target["clock"] == "wall" else ""
+        lines.append(
+            _line(
+                f"{target['above']} {sign} {target['below']}{clock}",
+                f"{target['value']:.3g} {target['unit']}",
+                f"{low:.3g}-{high:.3g}",
+                target["aim"] or "",
+                "" if target["met"] is None else _verdict(target["met"]),
+            )
+        )
+    return "\n".join(lines)
+
+
+def _verdict(met: bool) -> str:
+    return "ok" if met else "missed"
+
+
+def _header(*names: str) -> list[str]:
+    return [_line(*names), "|---" * len(names) + "|"]
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"

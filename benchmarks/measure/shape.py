@@ -1,0 +1,94 @@
+"""The paper's shapes: a generated dataset of that size, our recipes on it, what a batch touches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from crossbatch.config import Recipe
+from crossbatch.data import Dataset, open_dataset
+from crossbatch.training.assemble import build_trainer, resolve
+from measure.floor import HIDDEN, Shape, Work, columns, work
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from crossbatch.training.trainer import Trainer
+
+MODELS = ("youtube_dnn", "gru4rec", "mind")
+SAMPLERS = ("uniform", "in_batch", "mixed", "cross_batch")
+FULL = {"users": 459_133, "items": 313_966, "interactions": 8_898_041}  # Amazon-Books
+TINY = {"users": 2_000, "items": 4_000, "interactions": 40_000}
+BATCHES_COUNTED = 64  # over which positions and rows are averaged
+
+
+def generated(folder: Path, size: dict[str, int]) -> Dataset:
+    """The dataset in `folder`, generated at first use."""
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "crossbatch", "synth", "--quiet", "--out", str(folder)]
+        sizes = [word for key, value in size.items() for word in (f"--{key}", str(value))]
+        subprocess.run([*command, *sizes], check=True)
+    return open_dataset(folder)
+
+
+def recipe(model: str, sampler: str, shape: Shape, *, adam: str = "lazy") -> Recipe:
+    """Id and category through an MLP in the item tower; an MLP behind YouTube DNN's mean."""
+    towers: dict[str, dict[str, Any]] = {
+        "youtube_dnn": {"hidden": [HIDDEN]},
+        "gru4rec": {},
+        "mind": {"interests": shape.K, "iterations": shape.iterations},
+    }
+    samplers: dict[str, dict[str, Any]] = {
+        "uniform": {"num_negatives": shape.negatives},
+        "in_batch": {},
+        "mixed": {"num_uniform": shape.num_uniform},
+        # Read from the first step on: warm-up would be timed as in-batch.
+        "cross_batch": {"capacity": shape.M, "warmup_steps": 0},
+    }
+    return Recipe.from_dict(
+        {
+            "model": {
+                "name": model,
+                "dim": shape.d,
+                "item_features": ["category"],
+                "user_features": [],
+                "item": {"hidden": [HIDDEN], "feature_dims": {"category": shape.d}},
+                "tower": towers[model],
+            },
+            "sampler": {"name": sampler} | samplers[sampler],
+            "train": {
+                "batch_size": shape.B,
+                "history_length": shape.L,
+                "adam": adam,
+                "device": "cpu",
+            },
+        }
+    )
+
+
+def trainer(chosen: Recipe, dataset: Dataset) -> Trainer:
+    """Towers, sampler and optimiser of a recipe, ready to step."""
+    return build_trainer(resolve(chosen, dataset), dataset)
+
+
+def count(model: str, sampler: str, shape: Shape, dataset: Dataset) -> Work:
+    """The work of one step, with positions and rows averaged over the first batches.
+
+    Rows are those of the id table: the categories' is small enough to stay in cache.
+    """
+    drawn = columns(sampler, shape).encoded - shape.B
+    generator = torch.Generator().manual_seed(0)
+    positions = rows = 0
+    batches = dataset.batches(shape.B, seed=0, history_length=shape.L)
+    for batch in islice(batches, BATCHES_COUNTED):
+        history = batch.history[batch.history != 0]
+        uniform = torch.randint(1, dataset.num_items + 1, (drawn,), generator=generator)
+        encoded = torch.cat([batch.item_ids, uniform])
+        positions += len(history)
+        rows += len(torch.cat([history, encoded]).unique())
+    return work(model, sampler, shape, positions / BATCHES_COUNTED, rows / BATCHES_COUNTED)

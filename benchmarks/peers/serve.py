@@ -1,0 +1,49 @@
+"""A worker's side of an interleaved run: build what is asked for, step when told, report CPU time.
+
+    {"prepare": "in-batch", "warmup": 20}   ->   {"ready": "in-batch"}
+    {"steps": "in-batch", "count": 64}      ->   {"cpu": 0.11, "wall": 0.11}
+
+One JSON document a line on standard input and output. Runs in any environment that has Python.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+
+Step = Callable[[], object]
+
+
+def serve(rows: Mapping[str, Callable[[], Step]], packages: tuple[str, ...]) -> None:
+    """Answer until standard input ends.
+
+    Args:
+        rows: What can be timed by name; calling the value builds it and returns its step.
+        packages: Whose versions to report.
+    """
+    # Libraries print as they like; the answers have standard output to themselves.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    steps: dict[str, Step] = {}
+
+    def answer(**fields: object) -> None:
+        answers.write(json.dumps(fields) + "\n")
+
+    answer(rows=list(rows), versions={name: version(name) for name in packages})
+    for line in sys.stdin:
+        request = json.loads(line)
+        if name := request.get("prepare"):
+            steps[name] = rows[name]()
+            repeat(steps[name], request["warmup"])
+            answer(ready=name)
+        else:
+            cpu, wall = time.process_time(), time.perf_counter()
+            repeat(steps[request["steps"]], request["count"])
+            answer(cpu=time.process_time() - cpu, wall=time.perf_counter() - wall)
+
+
+def repeat(step: Step, count: int) -> None:
+    for _ in range(count):
+        step()
