@@ -188,6 +188,13 @@ class Recipe:
             train=_section(TrainConfig, "train", document),
         )
 
+    def changed(self, overrides: list[str] | tuple[str, ...]) -> Recipe:
+        """The recipe with `section.key=value` overrides applied."""
+        document = self.to_dict()
+        for override in overrides:
+            _apply_override(document, override)
+        return self.from_dict(document)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionaries, every default filled in."""
         return dataclasses.asdict(self)

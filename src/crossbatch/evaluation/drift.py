@@ -49,6 +49,7 @@ class GradientError:
     deviation: Tensor  # [B, N] ‖∂ô/∂θ − ∂o/∂θ‖², measured
     drift: Tensor  # [N] ‖v̂ − v‖², the lemma's ε for the item
     jacobian: Tensor  # [B] ‖∂u/∂θ‖² (spectral), the lemma's C for the user
+    gradient: Tensor  # [B, N] ‖∂o/∂θ‖², what the deviation is small or large against
 
     @property
     def bound(self) -> Tensor:
@@ -84,11 +85,13 @@ def gradient_error(
         )
     parameters = list(parameters)
     grams = torch.stack([jacobian_gram(user, parameters) for user in users])  # [B, d, d]
-    delta = (cached - fresh).detach().double()  # [N, d]
+    now = fresh.detach().double()  # [N, d]
+    delta = cached.detach().double() - now
     return GradientError(
         deviation=torch.einsum("nd,bde,ne->bn", delta, grams, delta),
         drift=delta.square().sum(dim=1),
         jacobian=torch.linalg.eigvalsh(grams)[:, -1],
+        gradient=torch.einsum("nd,bde,ne->bn", now, grams, now),
     )
 
 

@@ -82,6 +82,10 @@ class Monitor:
     _losses: list[Tensor] = field(default_factory=list)
     _columns: int = 0
     _mark: float = field(default_factory=time.perf_counter)
+    _reported: float = field(init=False)  # `seconds` at the last journal line
+
+    def __post_init__(self) -> None:
+        self._reported = self.seconds
 
     def pause(self) -> None:
         """Stop the clock: what comes is not training."""
@@ -96,9 +100,9 @@ class Monitor:
         self._losses.append(record.loss)
         self._columns += len(record.negatives) * record.users.shape[0]
         if record.step % self.every == 0:
-            before = self.seconds
             self.pause()
-            self._report(record, self.seconds - before)
+            self._report(record, self.seconds - self._reported)
+            self._reported = self.seconds
             self.go_on()
 
     def _report(self, record: StepRecord, elapsed: float) -> None:

@@ -13,20 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import numpy as np
 import torch
 
 from crossbatch.errors import ConfigError
-from crossbatch.evaluation import Popularity, evaluate, evaluate_recommender
-from crossbatch.evaluation.baselines import popularity
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training import checkpoint
 from crossbatch.training.assemble import build_trainer, pick_device, resolve
 from crossbatch.training.examples import write_examples
 from crossbatch.training.journal import Journal
 from crossbatch.training.monitor import Monitor
+from crossbatch.training.outcome import PAPER_METRICS, evaluate_split, finite, measure_test
 from crossbatch.training.progress import Progress, Silent
 from crossbatch.training.run_folder import RunFolder
 from crossbatch.training.trainer import EarlyStopping, StepRecord, Trainer
@@ -39,7 +37,12 @@ if TYPE_CHECKING:
     from crossbatch.evaluation import Evaluation
     from crossbatch.training.trackers import Tracker
 
-PAPER_METRICS = ("recall", "hit_rate", "ndcg", "ndcg_comirec")
+
+class Probe(Protocol):
+    """Measures the towers while they learn, without changing what they learn."""
+
+    def __call__(self, trainer: Trainer, step: int) -> Mapping[str, Any] | None:
+        """Called after every step; what it returns becomes a journal line `"probe"`."""
 
 
 class Interrupted(Exception):  # noqa: N818 (not an error: the run is saved)
@@ -55,6 +58,8 @@ def fit(
     resume: bool = False,
     progress: Progress | None = None,
     trackers: tuple[Tracker, ...] = (),
+    probe: Probe | None = None,
+    test: bool = True,
 ) -> dict[str, Any]:
     """Train until early stopping, restore the best model, evaluate it on the test users.
 
@@ -67,6 +72,8 @@ def fit(
         resume: Whether to go on with the run in `out`. A finished one returns its result.
         progress: Where to show progress; silent by default.
         trackers: Further places that journal lines go to.
+        probe: Measures beside training; its time is not training time.
+        test: Whether to look at the test users. A search for settings must not.
 
     Returns:
         The content of `result.json`.
@@ -80,7 +87,9 @@ def fit(
         finished = folder.result()
         if finished is not None:
             return finished
-        return _Run(dataset, recipe, folder, model, progress or Silent(), trackers).run()
+        return _Run(
+            dataset, recipe, folder, model, progress or Silent(), trackers, probe, test
+        ).run()
     finally:
         folder.close()
 
@@ -95,6 +104,8 @@ class _Run:
     model: torch.nn.Module | None
     progress: Progress
     trackers: tuple[Tracker, ...]
+    probe: Probe | None
+    test: bool
 
     def run(self) -> dict[str, Any]:
         train = self.recipe.train
@@ -143,7 +154,7 @@ class _Run:
             nonlocal eval_seconds
             monitor.pause()
             began = time.perf_counter()
-            evaluation = self.evaluate(trainer, "valid", max_users=train.eval_users or None)
+            evaluation = self._validate(trainer, train.eval_users or None)
             eval_seconds += time.perf_counter() - began
             return evaluation.means()
 
@@ -157,6 +168,12 @@ class _Run:
 
         def on_step(record: StepRecord) -> None:
             monitor(record)
+            if self.probe is not None:
+                monitor.pause()
+                found = self.probe(trainer, record.step)
+                if found:
+                    write("probe", record.step, **found)
+                monitor.go_on()
             self.progress.step(record.step, record.loss)
 
         self._check_metric(train.metric)
@@ -198,13 +215,6 @@ class _Run:
         """Evaluate the best model on all users and write the result."""
         steps = trainer.step
         self.folder.load_best(trainer)
-        valid = self.evaluate(trainer, "valid")
-        test = self.evaluate(trainer, "test")
-        per_user = self.folder.path / "per_user"
-        per_user.mkdir(exist_ok=True)
-        for name, values in test.per_user.items():
-            if name.split("@")[0] in PAPER_METRICS:
-                np.save(per_user / f"test_{name}.npy", values.astype(np.float32))
         result = {
             "model": self.recipe.model.name if self.model is None else type(self.model).__name__,
             "sampler": self.recipe.sampler["name"],
@@ -213,41 +223,19 @@ class _Run:
             "best_step": stopping.best_step,
             "seconds_per_1000_steps": 1000 * seconds / steps,
             "convergence_minutes": minutes,
-            "valid": _finite(valid.means()),
-            "test": _finite(test.means()),
-            "test_ci": {
-                name: [interval.low, interval.high]
-                for name, interval in test.intervals().items()
-                if name.split("@")[0] in PAPER_METRICS
-            },
-            "num_users": test.num_users,
+            "valid": finite(self._validate(trainer).means()),
             "num_items": self.dataset.num_items,
-            "baselines": {"popularity": {"test": _finite(self._popularity().means())}},
         }
-        write_examples(self.folder.path / "examples.json", trainer.model, self.dataset, self.recipe)
-        checkpoint.write_json(self.folder.path / "result.json", result)
+        path = self.folder.path
+        if self.test:
+            result |= measure_test(trainer.model, self.dataset, self.recipe, path / "per_user")
+            write_examples(path / "examples.json", trainer.model, self.dataset, self.recipe)
+        checkpoint.write_json(path / "result.json", result)
         self.folder.drop_checkpoints()
         return result
 
-    def evaluate(self, trainer: Trainer, split: str, max_users: int | None = None) -> Evaluation:
-        """Full-corpus evaluation of the towers as they are."""
-        batches = self.dataset.eval_batches(
-            split, history_length=self.recipe.train.history_length, max_users=max_users
-        )
-        return evaluate(
-            cast("Any", trainer.model),
-            batches,
-            item_counts=np.array(self.dataset.item_counts),
-            device=pick_device(self.recipe.train.device),
-        )
-
-    def _popularity(self) -> Evaluation:
-        """What recommending the most frequent items to everybody achieves."""
-        return evaluate_recommender(
-            popularity(self.dataset),
-            self.dataset.eval_batches("test"),
-            popularity=Popularity.from_counts(np.array(self.dataset.item_counts)),
-        )
+    def _validate(self, trainer: Trainer, max_users: int | None = None) -> Evaluation:
+        return evaluate_split(trainer.model, self.dataset, self.recipe, "valid", max_users)
 
     def _batches(self, start: int) -> Iterator[Batch]:
         train = self.recipe.train
@@ -332,7 +320,3 @@ def _interrupt_flag() -> Iterator[Callable[[], bool]]:
         yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, earlier)
-
-
-def _finite(metrics: dict[str, float]) -> dict[str, float | None]:
-    return {name: value if value == value else None for name, value in metrics.items()}

@@ -13,12 +13,16 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.training import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor
 
     from crossbatch.training.trainer import EarlyStopping, Trainer
+
+
+class RunInUseError(ConfigError):
+    """Another process trains in the folder."""
 
 
 class RunFolder:
@@ -29,7 +33,8 @@ class RunFolder:
         resume: Whether an earlier run in it is to be continued.
 
     Raises:
-        ConfigError: If it holds a run and `resume` is off, or another process trains in it.
+        ConfigError: If it holds a run and `resume` is off.
+        RunInUseError: If another process trains in it.
     """
 
     def __init__(self, path: Path, *, resume: bool) -> None:
@@ -48,7 +53,7 @@ class RunFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise ConfigError(f"{path} is in use by another training process") from None
+            raise RunInUseError(f"{path} is in use by another training process") from None
 
     @property
     def checkpoints(self) -> Path:
@@ -71,16 +76,13 @@ class RunFolder:
         if not path.is_file():
             checkpoint.write_json(path, config)
             return
-        earlier = json.loads(path.read_text())
-        config = json.loads(json.dumps(config))  # tuples become lists, as in the file
-        for section in ("model", "sampler", "loss", "train", "dataset"):
-            for key, value in _flat(config.get(section, {})).items():
-                before = _flat(earlier.get(section, {})).get(key)
-                if before != value and f"{section}.{key}" not in RESUMABLE_CHANGES:
-                    raise ConfigError(
-                        f"{section}.{key} is {value!r}, but the run in {self.path} began with "
-                        f"{before!r}; resume with the same recipe and data"
-                    )
+        changes = list(changed_keys(json.loads(path.read_text()), config))
+        if changes:
+            key, before, value = changes[0]
+            raise ConfigError(
+                f"{key} is {value!r}, but the run in {self.path} began with {before!r}; "
+                "resume with the same recipe and data"
+            )
         checkpoint.write_json(path, config)
 
     def save_checkpoint(
@@ -150,6 +152,16 @@ RESUMABLE_CHANGES = frozenset(
 )
 
 
+def changed_keys(earlier: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield every key that makes `config` another run than `earlier`, and its two values."""
+    config = json.loads(json.dumps(config))  # tuples become lists, as in the file
+    for section in ("model", "sampler", "loss", "train", "dataset"):
+        before = _flat(earlier.get(section, {}))
+        for key, value in _flat(config.get(section, {})).items():
+            if before.get(key) != value and f"{section}.{key}" not in RESUMABLE_CHANGES:
+                yield f"{section}.{key}", before.get(key), value
+
+
 def model_state(trainer: Trainer) -> dict[str, Tensor]:
     """The towers' weights and the temperature, under names of their own."""
     state = {f"model.{k}": v for k, v in _module(trainer).state_dict().items()}
@@ -184,3 +196,15 @@ def _flat(section: Any, prefix: str = "") -> dict[str, Any]:
     for key, value in section.items():
         flat |= _flat(value, f"{prefix}.{key}" if prefix else key)
     return flat
+
+
+def in_use(path: Path) -> bool:
+    """Whether a process trains in the run folder `path` at this moment."""
+    try:
+        with (path / ".lock").open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

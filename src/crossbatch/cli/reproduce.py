@@ -1,0 +1,197 @@
+"""`crossbatch reproduce`: the paper's tables and figures from a resumable grid of runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crossbatch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from crossbatch.config import Recipe
+    from crossbatch.data import Dataset
+    from crossbatch.reproduce.design import Cell, Design
+    from crossbatch.reproduce.experiments import Request
+
+INTERRUPTED, SOME_FAILED = 130, 1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("reproduce")(reproduce)
+
+
+def reproduce(
+    experiment: Annotated[
+        str, typer.Argument(help="table1, table2, drift, curves, lemma, search or all.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the grid; the same one goes on.")],
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Dataset folder. Without it nothing is trained."),
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(help="What all runs share; model, sampler and seed are the grid's."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the recipe."),
+    ] = None,
+    settings: Annotated[
+        Path | None, typer.Option(help="settings.toml of a search: overrides per combination.")
+    ] = None,
+    models: Annotated[str, typer.Option(help="Comma-separated.")] = "youtube_dnn,gru4rec,mind",
+    samplers: Annotated[
+        str, typer.Option(help="Comma-separated; balanced is CBNS with the repaired gradient.")
+    ] = "uniform,in_batch,mixed,cross_batch,balanced",
+    seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "0,1,2",
+    sizes: Annotated[
+        str, typer.Option(help="Bank sizes of Table 2 as multiples of the batch.")
+    ] = "0,1,4,9,19,39,79",
+    budget: Annotated[
+        float, typer.Option(help="A quick look: steps per run, or a share of max_steps below 1.")
+    ] = 0.0,
+    jobs: Annotated[int, typer.Option(help="Runs at a time, one thread each.")] = 1,
+    plan: Annotated[bool, typer.Option("--plan", help="List the runs and stop.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Train what is missing and write a table or a figure of the paper, ours beside theirs.
+
+    Finished runs are never trained again and killed ones resume: repeat the command to go on.
+
+    Example: crossbatch reproduce table1 --data books --out paper --jobs 2
+    """
+    from crossbatch.data import open_dataset
+    from crossbatch.reproduce import experiments
+    from crossbatch.reproduce.search import STEPS as SEARCH_STEPS
+
+    dataset = open_dataset(data) if data else None
+    if experiment not in experiments.EXPERIMENTS:
+        known = ", ".join(experiments.EXPERIMENTS)
+        raise ConfigError(f"experiment must be one of {known}, got {experiment!r}")
+    base = _base_recipe(recipe, set_ or [])
+    steps = _budget_steps(budget, base.train.max_steps)
+    searching = experiment == "search"
+    request = experiments.Request(
+        experiment,
+        _design(base, dataset, settings, models, samplers, seeds, None if searching else steps),
+        out / f"short-{steps}" if steps and not searching else out,
+        sizes=_numbers("--sizes", sizes),
+        search_steps=(steps if searching else None) or SEARCH_STEPS,
+    )
+    if plan:
+        _print_plan(request.cells, request.out, jobs)
+        return
+    if dataset is not None:
+        _train(request, dataset, jobs, quiet)
+    for path in experiments.write(request):
+        typer.echo(path)
+
+
+def _base_recipe(path: Path | None, overrides: Sequence[str]) -> Recipe:
+    """The shared recipe; without a file the paper's: ids alone, and `Recipe`'s own defaults."""
+    from crossbatch.config import Recipe
+
+    if path is not None:
+        loaded = Recipe.load(path, list(overrides))
+    else:
+        paper: dict[str, Any] = {"model": {"item_features": [], "user_features": []}}
+        loaded = Recipe.from_dict(paper).changed(list(overrides))
+    return loaded if loaded.train.threads else loaded.changed(["train.threads=1"])
+
+
+def _design(
+    base: Recipe,
+    dataset: Dataset | None,
+    settings: Path | None,
+    models: str,
+    samplers: str,
+    seeds: str,
+    budget: int | None,
+) -> Design:
+    import math
+
+    from crossbatch.models import MODELS
+    from crossbatch.reproduce.design import STRATEGIES, Design
+    from crossbatch.reproduce.search import read_settings
+
+    samples = dataset.eligible_samples if dataset else 0
+    return Design(
+        base,
+        one_pass=math.ceil(samples / base.train.batch_size),
+        models=_words("--models", models, MODELS),
+        strategies=_words("--samplers", samplers, STRATEGIES),
+        seeds=_numbers("--seeds", seeds),
+        settings=read_settings(settings) if settings else {},
+        budget=budget,
+    )
+
+
+def _train(request: Request, dataset: Dataset, jobs: int, quiet: bool) -> None:
+    """Train what is missing; what is left undone ends the command with its own exit code."""
+    from crossbatch.reproduce import experiments
+    from crossbatch.reproduce.watch import SilentWatcher, TerminalWatcher
+
+    watcher = SilentWatcher() if quiet else TerminalWatcher(request.out, jobs)
+    outcome = experiments.train(request, dataset, jobs=jobs, watcher=watcher)
+    total = len(request.cells)
+    if outcome.interrupted:
+        done = len(outcome.finished)
+        sys.stderr.write(
+            f"crossbatch: stopped with {done} of {total} runs finished and the others saved; "
+            "the same command goes on\n"
+        )
+        raise typer.Exit(INTERRUPTED)
+    for folder, message in outcome.failed.items():
+        sys.stderr.write(f"crossbatch: {request.out / folder} failed: {message}\n")
+    if outcome.failed:
+        raise typer.Exit(SOME_FAILED)
+
+
+def _print_plan(cells: Sequence[Cell], out: Path, jobs: int) -> None:
+    from crossbatch.reproduce.forecast import Forecast, in_words
+    from crossbatch.reproduce.grid import is_finished
+
+    waiting = [cell for cell in cells if not is_finished(out, cell)]
+    for cell in cells:
+        state = "to train" if cell in waiting else "finished"
+        typer.echo(f"{state:9} {cell.folder}")
+    minutes = Forecast.of(cells, out).minutes(waiting)
+    left = "" if minutes is None else f", about {in_words(minutes / jobs)} with --jobs {jobs}"
+    typer.echo(f"{len(waiting)} of {len(cells)} runs to train{left}")
+
+
+def _budget_steps(budget: float, max_steps: int) -> int | None:
+    if budget < 0:
+        raise ConfigError(
+            f"--budget must be a share of max_steps or a number of steps, got {budget}"
+        )
+    if budget == 0:
+        return None
+    return max(1, int(budget if budget >= 1 else budget * max_steps))
+
+
+def _words(option: str, text: str, known: Mapping[str, object]) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"{option} must name some of {', '.join(known)}, got {word!r}")
+    if not words:
+        raise ConfigError(f"{option} must name at least one of {', '.join(known)}")
+    return words
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = (-1,)
+    if min(numbers) < 0:
+        raise ConfigError(f"{option} must be whole numbers, such as 0,1,2, got {text!r}")
+    return numbers

@@ -1,0 +1,203 @@
+"""Train the cells of a grid in worker processes: what is finished stays, what was killed goes on.
+
+    outcome = run_grid(design.table1(), Path("books"), Path("paper"), jobs=2)
+
+Any number of grids may work on one folder: a run is locked by the process that trains it, and the
+others pass over it until it is finished or free again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING
+
+from crossbatch.errors import ConfigError
+from crossbatch.reproduce import worker
+from crossbatch.training.assemble import resolve
+from crossbatch.training.run_folder import changed_keys, in_use
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from crossbatch.data import Dataset
+    from crossbatch.reproduce.design import Cell
+    from crossbatch.reproduce.watch import Watcher
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TICK = 0.5  # seconds between looks at the workers
+
+
+@dataclass(slots=True)
+class GridOutcome:
+    """How a grid ended.
+
+    Attributes:
+        finished: Cells that have a result, whoever trained them.
+        failed: What went wrong, by cell folder.
+        interrupted: Whether somebody stopped it.
+    """
+
+    finished: list[Cell] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+@dataclass(slots=True)
+class _Worker:
+    cell: Cell
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+
+    def stop(self) -> None:
+        """Ask for a checkpoint and the end."""
+        if self.process.stdin:
+            self.process.stdin.close()
+
+
+def is_finished(out: Path, cell: Cell) -> bool:
+    """Whether a cell has its result."""
+    return (out / cell.folder / "result.json").is_file()
+
+
+def check_cells(cells: Sequence[Cell], dataset: Dataset, out: Path) -> None:
+    """Refuse to mix runs: a folder that holds another configuration is named with the difference.
+
+    Raises:
+        ConfigError: At the first run in `out` that another command made.
+    """
+    checksum = {"checksum": dataset.manifest["checksum"]}
+    for cell in cells:
+        path = out / cell.folder / "config.json"
+        if not path.is_file():
+            continue
+        config = resolve(cell.recipe, dataset).to_dict() | {"dataset": checksum}
+        for key, before, value in changed_keys(json.loads(path.read_text()), config):
+            raise ConfigError(
+                f"{out / cell.folder} was trained with {key} = {before!r}, not {value!r}; "
+                "choose another --out, or give the options it began with"
+            )
+
+
+def run_grid(
+    cells: Sequence[Cell], dataset: Dataset, out: Path, *, jobs: int, watcher: Watcher
+) -> GridOutcome:
+    """Train all cells that have no result yet.
+
+    Args:
+        cells: What to train, in this order.
+        dataset: What to train on.
+        out: Folder that the cells' folders are below of.
+        jobs: Workers at a time, of one thread each.
+        watcher: Is told what happens.
+    """
+    check_cells(cells, dataset, out)
+    outcome = GridOutcome()
+    waiting = [cell for cell in cells if not is_finished(out, cell)]
+    running: list[_Worker] = []
+    watcher.begin(cells, waiting)
+    try:
+        with _stop_signals():
+            while waiting or running:
+                _start_some(waiting, running, dataset, out, jobs)
+                time.sleep(TICK)
+                running = _reap(running, waiting, outcome, watcher)
+                watcher.tick([each.cell for each in running], waiting)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    finally:
+        for each in running:
+            each.stop()
+        for each in running:
+            each.process.wait()
+        watcher.end()
+    outcome.finished = [cell for cell in cells if is_finished(out, cell)]
+    return outcome
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """Ctrl-C and a polite kill are the same, even where a shell told us to ignore the first."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        earlier = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    except ValueError:  # not the main thread: whoever runs it handles its signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _start_some(
+    waiting: list[Cell], running: list[_Worker], dataset: Dataset, out: Path, jobs: int
+) -> None:
+    """Start the first free cells; forget those that somebody else has finished."""
+    for cell in list(waiting):
+        if len(running) >= jobs:
+            return
+        if is_finished(out, cell):
+            waiting.remove(cell)
+        elif not in_use(out / cell.folder):
+            waiting.remove(cell)
+            running.append(_start(cell, dataset, out))
+
+
+def _start(cell: Cell, dataset: Dataset, out: Path) -> _Worker:
+    job = {
+        "data": str(dataset.path.resolve()),
+        "out": str((out / cell.folder).resolve()),
+        "recipe": cell.recipe.to_dict(),
+        "probe": cell.probe,
+        "test": cell.test,
+    }
+    errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
+    process = subprocess.Popen(  # noqa: S603 (our own module)
+        [sys.executable, "-m", worker.__name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        start_new_session=True,  # Ctrl-C reaches the grid alone, which then stops its workers
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(job).encode() + b"\n")
+    process.stdin.flush()
+    return _Worker(cell, process, errors)
+
+
+def _reap(
+    running: list[_Worker], waiting: list[Cell], outcome: GridOutcome, watcher: Watcher
+) -> list[_Worker]:
+    """Take note of workers that have ended; return the others."""
+    still = []
+    for each in running:
+        code = each.process.poll()
+        if code is None:
+            still.append(each)
+            continue
+        each.stop()
+        if code == worker.DONE:
+            watcher.finished(each.cell)
+        elif code == worker.BUSY:  # another grid was faster
+            waiting.append(each.cell)
+        else:
+            each.errors.seek(0)
+            text = each.errors.read().decode(errors="replace").strip()
+            outcome.failed[each.cell.folder] = text or f"its process ended with code {code}"
+            watcher.failed(each.cell, outcome.failed[each.cell.folder])
+        each.errors.close()
+    return still

@@ -1,0 +1,176 @@
+"""Choose settings on validation users, from one table and in one way for every combination.
+
+    cells = search_cells(design, steps=6000)
+    write_search(design, out)             # after the grid has trained them
+
+Test users are never looked at. Each model × strategy gets the setting of the highest validation
+metric, averaged over seeds; `--settings settings.toml` then applies it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from crossbatch.errors import ConfigError, DataError
+from crossbatch.reports.output import write_whole
+from crossbatch.reproduce.design import ITEM_GRADIENTS, Cell, Design, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+STEPS = 6000  # of a search run; its warm-up is cut in proportion
+
+# Dot products are the paper's; with normalised vectors an L2 penalty on their lengths is constant.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "dot": ("model.normalize=false", "loss.temperature=1.0", "train.lr=0.001"),
+    "dot-fast": ("model.normalize=false", "loss.temperature=1.0", "train.lr=0.003"),
+    "dot-l2": (
+        "model.normalize=false",
+        "loss.temperature=1.0",
+        "train.lr=0.001",
+        "loss.l2=0.001",
+    ),
+    "cosine-0.1": ("model.normalize=true", "loss.temperature=0.1", "train.lr=0.001"),
+    "cosine-0.1-fast": ("model.normalize=true", "loss.temperature=0.1", "train.lr=0.003"),
+    "cosine-0.05": ("model.normalize=true", "loss.temperature=0.05", "train.lr=0.001"),
+    "cosine-0.05-fast": ("model.normalize=true", "loss.temperature=0.05", "train.lr=0.003"),
+}
+
+
+# A bank may also be read early, after this share of a pass instead of a whole one.
+EARLY = 0.1
+EARLY_SETTINGS = ("dot", "cosine-0.1")
+
+
+def settings_of(strategy: str, one_pass: int) -> dict[str, tuple[str, ...]]:
+    """The settings that a strategy is tried with, by name."""
+    if strategy not in ITEM_GRADIENTS:
+        return SETTINGS
+    early = f"sampler.warmup_steps={max(1, round(EARLY * one_pass))}"
+    return SETTINGS | {f"{name}-early": (*SETTINGS[name], early) for name in EARLY_SETTINGS}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One setting of one combination and what it reached on the validation users."""
+
+    model: str
+    strategy: str
+    setting: str
+    overrides: tuple[str, ...]
+    values: tuple[float, ...]  # one per seed
+    runs: tuple[str, ...]  # folders
+
+    @property
+    def mean(self) -> float:
+        """Over seeds."""
+        return statistics.fmean(self.values)
+
+
+def search_cells(design: Design, steps: int = STEPS) -> list[Cell]:
+    """Short runs of every model × strategy with every setting."""
+    return [
+        _cell(design, model, strategy, setting, seed, steps)
+        for seed in design.seeds
+        for model in design.models
+        for strategy in design.strategies
+        for setting in settings_of(strategy, design.one_pass)
+    ]
+
+
+def read_trials(design: Design, out: Path, steps: int = STEPS) -> list[Trial]:
+    """What the finished search runs reached; a setting without a result is left out."""
+    trials = []
+    for model in design.models:
+        for strategy in design.strategies:
+            for setting, overrides in settings_of(strategy, design.one_pass).items():
+                cells = [_cell(design, model, strategy, setting, s, steps) for s in design.seeds]
+                found = {cell.folder: _validation(out / cell.folder, design) for cell in cells}
+                values = {folder: value for folder, value in found.items() if value is not None}
+                if values:
+                    scores, runs = tuple(values.values()), tuple(values)
+                    trials.append(Trial(model, strategy, setting, overrides, scores, runs))
+    return trials
+
+
+def _validation(run: Path, design: Design) -> float | None:
+    path = run / "result.json"
+    if not path.is_file():
+        return None
+    return float(json.loads(path.read_text())["valid"][design.base.train.metric])
+
+
+def choose(trials: Sequence[Trial]) -> dict[str, dict[str, Trial]]:
+    """The best trial by model and strategy; of equals the one nearer the top of `SETTINGS`."""
+    best: dict[str, dict[str, Trial]] = {}
+    for trial in trials:
+        row = best.setdefault(trial.model, {})
+        if trial.strategy not in row or trial.mean > row[trial.strategy].mean:
+            row[trial.strategy] = trial
+    return best
+
+
+def write_search(design: Design, out: Path, steps: int = STEPS) -> list[Path]:
+    """Write `search.json` with every number and `settings.toml` with the choice."""
+    trials = read_trials(design, out, steps)
+    if not trials:
+        raise DataError(f"{out}/search holds no finished run; run the search with --data")
+    best, metric = choose(trials), design.base.train.metric
+    document = {
+        "metric": metric,
+        "steps": steps,
+        "seeds": list(design.seeds),
+        "trials": [asdict(trial) | {"mean": trial.mean} for trial in trials],
+        "chosen": {m: {s: trial.setting for s, trial in row.items()} for m, row in best.items()},
+    }
+    return [
+        write_whole(out / "search.json", (json.dumps(document, indent=1) + "\n").encode()),
+        write_whole(out / "settings.toml", settings_toml(best, metric).encode()),
+    ]
+
+
+def settings_toml(best: Mapping[str, Mapping[str, Trial]], metric: str) -> str:
+    """The choice as the file that `--settings` reads."""
+    lines = [f"# Chosen by `crossbatch reproduce search` on validation {metric}."]
+    for model, row in best.items():
+        lines += ["", f"[{model}]"]
+        for strategy, trial in row.items():
+            overrides = ", ".join(f'"{override}"' for override in trial.overrides)
+            note = f"{trial.setting}: {100 * trial.mean:.2f} %"
+            lines.append(f"{strategy} = [{overrides}]  # {note}")
+    return "\n".join(lines) + "\n"
+
+
+def read_settings(path: Path) -> dict[str, dict[str, list[str]]]:
+    """Read a `settings.toml`: overrides by model and strategy."""
+    import tomllib
+
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"settings {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"settings {path} is not TOML: {error}") from None
+    for model, row in document.items():
+        if not isinstance(row, dict) or not all(_is_overrides(v) for v in row.values()):
+            raise ConfigError(
+                f"[{model}] of {path} must give lists of section.key=value by strategy, got {row!r}"
+            )
+    return document
+
+
+def _is_overrides(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def _cell(design: Design, model: str, strategy: str, setting: str, seed: int, steps: int) -> Cell:
+    overrides = settings_of(strategy, design.one_pass)[setting]
+    trial = replace(design, settings={model: {strategy: overrides}}, budget=None)
+    cell = trial.cell(model, strategy, seed)
+    recipe = shortened(cell.recipe, steps, design.one_pass)
+    name = cell.folder.removeprefix("runs/").removesuffix(f"-s{seed}")
+    return Cell(f"search/{name}-{setting}-s{seed}", recipe, test=False)
