@@ -207,23 +207,27 @@ class Recommender:
         Raises:
             ConfigError: If k or a user feature cannot be honoured.
         """
-        found = self.item_ids([key for history in histories for key in history])
-        ends = np.cumsum([len(history) for history in histories])[:-1]
-        ids = np.split(found, ends) if len(histories) else []
+        known, unknown = self.known(histories)
         ranking = self.rank(
-            [row[row > 0] for row in ids],
+            known,
             k,
             exclude_seen=exclude_seen,
             profiles=self.profiles(user_features, len(histories)),
         )
-        unknown = [
-            [key for key, item in zip(history, row.tolist(), strict=True) if not item]
-            for history, row in zip(histories, ids, strict=True)
-        ]
         return [
             Recommendation(self._named(ranking, row), keys, bool(ranking.popular[row]))
             for row, keys in enumerate(unknown)
         ]
+
+    def known(self, histories: Sequence[Sequence[str]]) -> tuple[list[np.ndarray], list[list[str]]]:
+        """Ids of the items of each history, and the keys that are no items."""
+        found = self.item_ids([key for history in histories for key in history])
+        ids, unknown, start = [], [], 0
+        for history in histories:
+            row, start = found[start : start + len(history)], start + len(history)
+            ids.append(row[row > 0])
+            unknown.append([key for key, item in zip(history, row, strict=True) if not item])
+        return ids, unknown
 
     @torch.no_grad()
     def rank(
