@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -26,6 +24,7 @@ import torch
 
 from crossbatch.negatives import Candidates, CrossBatchSoftmax, MemoryBank, sampled_softmax_loss
 from crossbatch.negatives.loss import row_losses
+from measure.machine import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,16 +49,18 @@ def contenders() -> dict[str, Callable[[], Tensor]]:
     live_columns = columns.clone().requires_grad_()
     counts = torch.bincount(popular_ids(10_000_000), minlength=NUM_ITEMS + 2) + 1
     drop_in = CrossBatchSoftmax(D, M, warmup_steps=0, item_counts=counts)
+    assert drop_in.frequency is not None  # counts were given
+    frequency = drop_in.frequency
     batches = cycle([popular_ids(B) for _ in range(200)])
     bank = MemoryBank(M, D)
     for _ in range(M // B):
         ids = next(batches)
-        bank.enqueue(Candidates(torch.randn(B, D), ids, drop_in.frequency(ids)))
+        bank.enqueue(Candidates(torch.randn(B, D), ids, frequency(ids)))
         drop_in(u, torch.randn(B, D), next(batches))
 
     def cross_batch(reduce: Callable[..., Tensor]) -> Tensor:
         ids = next(batches)
-        positives = Candidates(v, ids, drop_in.frequency.log_q[ids])
+        positives = Candidates(v, ids, frequency.log_q[ids])
         return reduce(u, positives, positives + bank.read())
 
     return {
@@ -112,7 +113,8 @@ def peak_memory(rows: int, batch: int, chunk_size: int | None) -> dict[str, floa
     """Growth of the peak resident memory over one forward and backward, in a process of its own."""
     command = [sys.executable, __file__, "--child", str(rows), str(batch), str(chunk_size or 0)]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
-    return {"rows": rows, "batch": batch, "chunk_size": chunk_size or 0} | json.loads(run.stdout)
+    measured: dict[str, float] = json.loads(run.stdout)
+    return {"rows": rows, "batch": batch, "chunk_size": chunk_size or 0} | measured
 
 
 def resident_mib(field: str) -> float:
@@ -138,24 +140,8 @@ def child(rows: int, batch: int, chunk_size: int) -> None:
     print(json.dumps({"peak_mib": resident_mib("VmHWM") - before, "seconds": seconds}))
 
 
-def machine() -> dict[str, str | int | float]:
-    """Where the numbers come from."""
-    model = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((x.split(": ")[1] for x in lines if x.startswith("model name")), model)
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cpu": model,
-        "cores": os.cpu_count() or 0,
-        "threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0],
-    }
-
-
 def report(result: dict[str, object], table: dict[str, dict[str, float]]) -> None:
-    for key, value in machine().items():
+    for key, value in describe().items():
         print(f"{key:>8}: {value}")
     print(f"\nforward + backward, B={B}, M={M}, d={D}, {result['rounds']} interleaved rounds\n")
     print(f"{'':40}{'median':>10}{'ratio':>8}{'quartiles':>16}")
@@ -179,7 +165,7 @@ def main() -> None:
     rounds = options.rounds or (100 if options.quick else 1000)
     table = summary(interleaved(contenders(), rounds))
     result: dict[str, object] = {
-        "machine": machine(),
+        "machine": describe(),
         "sizes": {"B": B, "M": M, "d": D},
         "rounds": rounds,
         "target_ratio": TARGET,

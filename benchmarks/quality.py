@@ -16,7 +16,6 @@ import argparse
 import json
 import subprocess
 import sys
-import venv
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, product
 from pathlib import Path
@@ -33,9 +32,10 @@ from crossbatch.evaluation.bootstrap import mean_interval
 from crossbatch.evaluation.recommenders import Recommender
 from crossbatch.retrieval import ExactIndex
 from crossbatch.training import fit
+from measure.environments import ROOT, peer_python
 from peers.summary import BASELINE, METRICS, as_list, markdown, summarise
 
-PEERS = Path(__file__).parent / "peers"
+HERE = Path(__file__).parent
 BATCH_SIZE, HISTORY_LENGTH, DIM = 128, 20, 64
 SEARCH_SHARE = 4  # learning rates are compared after 1/4 of the budget
 DECIDES = "recall@50"
@@ -59,11 +59,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "loss": {"temperature": 0.1},
     },
 }
-# library → script and requirements; (library, model) → what is special about it
+# library → module and environment; (library, model) → what is special about it
 LIBRARIES = {
-    "RecBole": ("recbole_gru4rec.py", "requirements-recbole.txt"),
-    "torch-rechub": ("rechub_youtube_dnn.py", "requirements-rechub.txt"),
-    "TFRS": ("tfrs_retrieval.py", "requirements-tfrs.txt"),
+    "RecBole": ("peers.recbole_gru4rec", "recbole"),
+    "torch-rechub": ("peers.rechub_youtube_dnn", "torch"),
+    "TFRS": ("peers.tfrs_retrieval", "tfrs"),
 }
 PEER_MODELS = {
     ("RecBole", "gru4rec"): "softmax over all items",
@@ -97,7 +97,7 @@ class Study:
     def __init__(self, dataset: Dataset, args: argparse.Namespace) -> None:
         self.dataset = dataset
         self.out: Path = args.out
-        self.venvs: Path = args.venvs or args.out / "venvs"
+        self.venvs: Path = args.venvs
         self.steps, self.checkpoints, self.rates = args.steps, args.checkpoints, args.lr
         self.seed = args.seed
         self.popularity = Popularity.from_counts(np.array(dataset.item_counts))
@@ -168,14 +168,14 @@ class Study:
         return Recipe.from_dict(document)
 
     def _run_peer(self, training: Training) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        script, requirements = LIBRARIES[training.library]
+        module, environment = LIBRARIES[training.library]
         folder = self.out / "vectors" / training.name
         if not (folder / "done.json").exists():
             self.export()
-            python = environment(self.venvs / training.library, PEERS / requirements)
+            python = peer_python(environment, self.venvs)
             arguments = {
-                "data": self.out / "exchange",
-                "out": folder,
+                "data": (self.out / "exchange").resolve(),
+                "out": folder.resolve(),
                 "model": training.model,
                 "lr": training.lr,
                 "steps": training.steps,
@@ -183,7 +183,7 @@ class Study:
                 "seed": self.seed,
             }
             words = [str(word) for key, value in arguments.items() for word in (f"--{key}", value)]
-            subprocess.run([str(python), str(PEERS / script), *words], check=True)
+            subprocess.run([str(python), "-m", module, *words], check=True, cwd=HERE)
         scores = {}
         for path in folder.glob("step-*.npz"):
             valid = self._measure(path, "valid").means()[DECIDES]
@@ -243,18 +243,6 @@ def vector_recommender(items: np.ndarray, users: np.ndarray) -> Recommender:
     return recommend
 
 
-def environment(folder: Path, requirements: Path) -> Path:
-    """The Python of the peer's environment, made at first use; all versions are pinned."""
-    python = folder / "bin" / "python"
-    if not (folder / "ready").exists():
-        venv.create(folder, with_pip=True, clear=True)
-        # --no-deps: the list is complete, and nothing may bring another torch
-        command = [str(python), "-m", "pip", "install", "--no-deps", "-r", str(requirements)]
-        subprocess.run([*command, "--quiet"], check=True)
-        (folder / "ready").touch()
-    return python
-
-
 def kinds(models: list[str], libraries: list[str], variants: list[str]) -> list[Training]:
     """Ours in each variant and the peers' of the same models; our other models in one variant."""
     compared = {model for _, model in PEER_MODELS}
@@ -273,7 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--data", type=Path, help="prepared dataset")
     parser.add_argument("--out", type=Path, required=True, help="folder of runs and records")
-    parser.add_argument("--venvs", type=Path, help="environments of the peers; DIR/venvs")
+    parser.add_argument("--venvs", type=Path, default=ROOT, help="folder of the environments")
     parser.add_argument("--models", nargs="+", default=["youtube_dnn", "gru4rec", "mind"])
     parser.add_argument("--libraries", nargs="+", default=["crossbatch", *LIBRARIES])
     parser.add_argument("--steps", type=int, default=6000, help="batches of 128 samples")

@@ -7,7 +7,7 @@ forward and backward, over real history positions only (padding is free):
 
     MLP of n rows        3 · 2n Σ in·out       forward; backward for weights and for inputs
     mean of the history  2 · 2Pd               each of P positions in, its gradient out
-    GRU                  3 · 2Pd·3d + 3 · 2(P − B)d·3d    input; recurrent, whose first state is zero
+    GRU                  3 · 2(P + P − B)·3d²  inputs and states, of which each first one is zero
     MIND                 see `_mind`
     softmax              2BNd + 2BNd + 2BGd    logits; user gradient; gradient of the G live columns
 
@@ -18,8 +18,11 @@ draws, small tables, the towers' own optimiser, batch assembly) is counted as fr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HIDDEN = 128
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GEMM_SIDE = 768  # three matrices of 2.4 MB: in cache, and large enough for full speed
 COPY_FLOATS = 32 << 20  # 128 MB: far beyond any cache

@@ -1,20 +1,17 @@
 """The worker of our own rows: every model × sampler, and the probes behind the floor.
 
-    python benchmarks/measure/ours.py --data DATASET --threads 1      # started by `steps.py`
+Started by `steps.py`: `python -m measure.ours --data DATASET --threads 1`.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from crossbatch.data import Dataset, open_dataset
 from measure.floor import Shape

@@ -44,7 +44,15 @@ def summary(rows: Sequence[Row], works: Mapping[str, Work]) -> Document:
             "GB/s": measured.bytes_per_second / 1e9,
             "ns per exp": measured.seconds_per_exp * 1e9,
         },
-        "rows": {row.label: {"cpu": row.cpu, "wall": row.wall, "steps": row.count} for row in rows},
+        "rows": {
+            row.label: {
+                "cpu": row.cpu,
+                "wall": row.wall,
+                "steps": row.count,
+                "versions": row.worker.versions,
+            }
+            for row in rows
+        },
         "floors": {
             label: {
                 "flop": work.flop,

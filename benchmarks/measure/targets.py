@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 from measure.shape import MODELS, SAMPLERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FLOOR_TARGETS = {
     (model, sampler): 3.0 if model != "youtube_dnn" else (2.5 if sampler == "in_batch" else 1.7)
@@ -19,7 +15,7 @@ FLOOR_TARGETS = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`combine(above, below)` of two rows should be at least, or at most, a value.
+    """The ratio or difference of two rows should be at least, or at most, a value.
 
     Attributes:
         above: Label of the row above the line.
@@ -47,12 +43,16 @@ class Target:
 TARGETS = (
     Target("TFRS, Adagrad", "youtube_dnn in_batch", at_least=4),
     Target("plain PyTorch, SparseAdam", "youtube_dnn in_batch", at_least=4),
+    Target("TFRS, Adam", "youtube_dnn in_batch"),
     Target("plain PyTorch, Adam", "youtube_dnn in_batch"),
     Target("torch-rechub DSSM, in-batch", "youtube_dnn in_batch", at_least=150),
     Target("pytorch-metric-learning CrossBatchMemory", "youtube_dnn cross_batch", at_least=300),
-    Target("dense-Adam reference, uniform", "youtube_dnn uniform", at_least=35),
-    Target("RecBole GRU4Rec", "gru4rec in_batch", at_least=50),
-    Target("torch-rechub MIND", "mind in_batch", at_least=150),
+    Target("ComiRec's step, uniform", "youtube_dnn uniform", at_least=35),
+    Target("plain PyTorch, Adam, uniform", "youtube_dnn uniform"),
+    Target("RecBole GRU4Rec, BPR", "gru4rec in_batch", at_least=50),
+    Target("RecBole GRU4Rec, all items", "gru4rec uniform"),
+    Target("torch-rechub MIND, 127 negatives", "mind in_batch", at_least=150),
+    Target("torch-rechub MIND, 1280 negatives", "mind uniform"),
     Target("youtube_dnn cross_batch", "youtube_dnn uniform", at_most=0.55),
     Target("youtube_dnn cross_batch", "youtube_dnn in_batch", at_most=1.8, unit="ms"),
     *(

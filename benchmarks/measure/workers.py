@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+TURN_SECONDS = 1.0
+TURN_STEPS = 64  # our batches are assembled 64 at a time: a turn pays for exactly one block
+BENCHMARKS = Path(__file__).parent.parent
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -27,25 +30,26 @@ class Worker:
 
     Args:
         python: Interpreter of the row's environment.
-        script: What to run.
+        module: What to run, seen from the folder of the benchmarks.
         arguments: Its command line.
         threads: Threads that libraries may use.
         log: Where its standard error goes.
     """
 
     def __init__(
-        self, python: Path, script: Path, arguments: Sequence[str], *, threads: int, log: Path
+        self, python: Path, module: str, arguments: Sequence[str], *, threads: int, log: Path
     ) -> None:
-        self.name, self.log = script.stem, log
+        self.name, self.log = module, log
         limits = dict.fromkeys(THREAD_VARIABLES, str(threads))
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                [str(python), str(script), *arguments],
+                [str(python), "-m", module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 env=os.environ | limits,
+                cwd=BENCHMARKS,
             )
         hello = self._read()
         self.rows: list[str] = hello["rows"]
@@ -97,9 +101,16 @@ class Row:
     label: str
     worker: Worker
     name: str
-    count: int
+    count: int = 1
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
+
+    def choose_count(self, count: int | None) -> None:
+        """Make turns `count` steps long; None: about a second, at most a block of batches."""
+        if count is None:
+            cpu, _ = self.worker.steps(self.name, 2)
+            count = min(TURN_STEPS, max(2, int(TURN_SECONDS / cpu)))
+        self.count = count
 
     def turn(self) -> None:
         """Take one turn."""

@@ -6,7 +6,7 @@ A peer's script runs in the peer's own environment, which has no crossbatch.
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -55,7 +55,8 @@ class Task:
 
     def load(self, name: str) -> np.ndarray:
         """One of the arrays in `data`, memory-mapped."""
-        return np.load(self.data / f"{name}.npy", mmap_mode="r")
+        mapped: np.ndarray = np.load(self.data / f"{name}.npy", mmap_mode="r")
+        return mapped
 
     @property
     def num_items(self) -> int:
@@ -82,7 +83,7 @@ class Task:
         items: Callable[[], np.ndarray],
         *,
         packages: tuple[str, ...],
-        options: dict[str, object],
+        options: Mapping[str, object],
     ) -> None:
         """Train for the budget, writing the vectors of both towers at every checkpoint.
 
@@ -102,11 +103,12 @@ class Task:
             seconds += time.perf_counter() - wall
             cpu += time.process_time() - used
             if number % every == 0:
-                vectors = {
-                    split: np.concatenate([users(h) for h in self.eval_histories(split)])
+                valid, test = (
+                    np.concatenate([users(h) for h in self.eval_histories(split)])
                     for split in ("valid", "test")
-                }
-                np.savez(self.out / f"step-{number}.npz", items=items(), **vectors)
+                )
+                path = self.out / f"step-{number}.npz"
+                np.savez(path, items=items(), valid=valid, test=test)
                 print(f"step {number} of {self.steps}", flush=True)
         record = {
             "versions": {name: version(name) for name in packages},

@@ -7,9 +7,10 @@ samples. What they would add is Adam and the values below, which are RecBole's d
 
 import numpy as np
 import torch
-from exchange import BATCH_SIZE, Task
 from recbole.data.interaction import Interaction
 from recbole.model.sequential_recommender.gru4rec import GRU4Rec
+
+from peers.exchange import BATCH_SIZE, Task
 
 OPTIONS = {
     "embedding_size": 64,
@@ -67,7 +68,8 @@ def main() -> None:
     def users(history: np.ndarray) -> np.ndarray:
         model.eval()
         batch = interaction(history)
-        return model.forward(batch["item_id_list"], batch["item_length"]).numpy()
+        vectors: torch.Tensor = model.forward(batch["item_id_list"], batch["item_length"])
+        return vectors.numpy()
 
     task.train(
         step,

@@ -7,10 +7,11 @@ instead of 3; drawn anew for every step instead of once; padding masked.
 
 import numpy as np
 import torch
-from exchange import BATCH_SIZE, Task
 from torch_rechub.basic.features import SequenceFeature, SparseFeature
 from torch_rechub.models.matching import YoutubeDNN
 from torch_rechub.trainers import MatchTrainer
+
+from peers.exchange import BATCH_SIZE, Task
 
 DIM = 64
 NEGATIVES = BATCH_SIZE - 1
@@ -65,7 +66,7 @@ def main() -> None:
     def users(history: np.ndarray) -> np.ndarray:
         model.eval()
         model.mode = "user"
-        vectors = model({"history": torch.from_numpy(history)}).numpy()
+        vectors: np.ndarray = model({"history": torch.from_numpy(history)}).numpy()
         model.mode = None
         return vectors
 
@@ -73,7 +74,7 @@ def main() -> None:
     def items() -> np.ndarray:
         model.eval()
         model.mode = "item"
-        vectors = model({"item": torch.arange(task.num_items + 1)}).numpy()
+        vectors: np.ndarray = model({"item": torch.arange(task.num_items + 1)}).numpy()
         model.mode = None
         return vectors
 

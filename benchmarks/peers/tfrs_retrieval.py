@@ -14,7 +14,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
-from exchange import Task
+
+from peers.exchange import Task
 
 DIM = 64
 OPTIONS = {"temperature": 0.1, "normalize": True, "remove_accidental_hits": True, "tied": True}
@@ -24,7 +25,7 @@ TOWERS = {
 }
 
 
-class TwoTower(tfrs.Model):
+class TwoTower(tfrs.Model):  # type: ignore[misc]
     """A history tower over the item table, which is the candidate tower."""
 
     def __init__(self, table: tf.keras.layers.Layer, tower: tf.keras.Model, law: np.ndarray):
@@ -46,7 +47,9 @@ class TwoTower(tfrs.Model):
         """`[N]` → `[N, d]`."""
         return tf.math.l2_normalize(self.table(ids), axis=1)
 
-    def compute_loss(self, inputs: tuple[tf.Tensor, tf.Tensor], training: bool = False):
+    def compute_loss(
+        self, inputs: tuple[tf.Tensor, tf.Tensor], training: bool = False
+    ) -> tf.Tensor:
         """The task's loss of a batch; called by Keras."""
         history, ids = inputs
         return self.task(

@@ -1,0 +1,29 @@
+"""Environments of the peers: one each, every version pinned, made at first use."""
+
+from __future__ import annotations
+
+import subprocess
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+REQUIREMENTS = ROOT / "benchmarks" / "peers"
+
+
+def peer_python(name: str, folder: Path = ROOT) -> Path:
+    """The interpreter of `.venv-bench-{name}` in `folder`, with `requirements-{name}.txt` in it.
+
+    The environment is made anew when the list has changed.
+    """
+    home = folder / f".venv-bench-{name}"
+    requirements = REQUIREMENTS / f"requirements-{name}.txt"
+    python, ready = home / "bin" / "python", home / "ready"
+    wanted = requirements.read_text()
+    if not ready.exists() or ready.read_text() != wanted:
+        print(f"installing {requirements.name} into {home} …", flush=True)
+        venv.create(home, with_pip=True, clear=True)
+        # --no-deps: the list is complete, and nothing may bring another torch
+        command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "-r"]
+        subprocess.run([*command, str(requirements)], check=True)
+        ready.write_text(wanted)
+    return python

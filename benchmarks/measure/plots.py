@@ -1,0 +1,40 @@
+"""Plots of what was measured, as SVG; needs matplotlib, the extra `report`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+
+from measure.machine import probes
+from measure.report import quartiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OURS, FLOOR, PEER = "#2f6fb7", "#0b8a5f", "#8a6d00"
+
+
+def draw_steps(document: dict[str, Any], path: Path) -> None:
+    """One bar a row on a logarithmic axis, the floor as a mark on ours."""
+    rows = {
+        label: [1e3 * value for value in quartiles(row["cpu"])]
+        for label, row in document["rows"].items()
+        if label not in probes()
+    }
+    figure = Figure(figsize=(8, 0.8 + 0.24 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for place, (label, (low, middle, high)) in enumerate(rows.items()):
+        ours = "crossbatch" in document["rows"][label]["versions"]
+        axes.barh(place, middle, color=OURS if ours else PEER)
+        axes.plot([low, high], [place, place], color="black", linewidth=1)
+        if floor := document["floors"].get(label):
+            axes.plot(1e3 * floor["seconds"]["floor"], place, "|", color=FLOOR, markersize=11)
+    axes.set(
+        xscale="log",
+        yticks=range(len(rows)),
+        yticklabels=list(rows),
+        xlabel="CPU ms per step of 128 (one thread); green: the floor; lines: quartiles",
+    )
+    axes.invert_yaxis()
+    figure.savefig(path, metadata={"Date": None})

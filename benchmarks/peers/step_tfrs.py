@@ -1,0 +1,72 @@
+"""TensorFlow Recommenders: the `Retrieval` task on the benchmark's towers, Adagrad or Adam.
+
+Adagrad is the optimiser of its tutorials and has a sparse update; Adam walks the whole table.
+Batches come from `tf.data`, shuffled and cached.
+"""
+
+import os
+
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_recommenders as tfrs
+
+from peers.samples import BATCH_SIZE, DIM, HIDDEN, Samples
+from peers.serve import Step, serve
+
+
+def mlp() -> tf.keras.Model:
+    layers = tf.keras.layers
+    return tf.keras.Sequential([layers.Dense(HIDDEN, activation="relu"), layers.Dense(DIM)])
+
+
+class TwoTower(tfrs.Model):  # type: ignore[misc]
+    """Mean of the history's id vectors → MLP; id and category vectors → MLP."""
+
+    def __init__(self, samples: Samples) -> None:
+        super().__init__()
+        rows = samples.num_items + 1
+        self.ids = tf.keras.layers.Embedding(rows, DIM, mask_zero=True)
+        self.categories = tf.keras.layers.Embedding(samples.num_categories, DIM)
+        self.pooling = tf.keras.layers.GlobalAveragePooling1D()
+        self.user, self.item = mlp(), mlp()
+        self.task = tfrs.tasks.Retrieval()
+
+    def compute_loss(self, inputs: tuple[tf.Tensor, ...], training: bool = False) -> tf.Tensor:
+        """The task's loss of a batch; called by Keras."""
+        history, items, categories = inputs
+        users = self.user(self.pooling(self.ids(history), mask=self.ids.compute_mask(history)))
+        joined = tf.concat([self.ids(items), self.categories(categories)], axis=1)
+        return self.task(users, self.item(joined), compute_metrics=False)
+
+
+def prepared(samples: Samples, make_optimizer: Callable[[], Any]) -> Step:
+    tf.keras.utils.set_random_seed(0)
+    model = TwoTower(samples)
+    model.compile(optimizer=make_optimizer())
+    columns = (samples.history, samples.items, samples.categories[samples.items])
+    loader = tf.data.Dataset.from_tensor_slices(columns).shuffle(len(samples.items))
+    batches = iter(loader.batch(BATCH_SIZE, drop_remainder=True).cache().repeat())
+    train_step = tf.function(model.train_step)
+    return lambda: train_step(next(batches))
+
+
+def main() -> None:
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    samples = Samples.from_command_line()
+    legacy = tf.keras.optimizers.legacy
+    rows = {
+        "TFRS, Adagrad": partial(prepared, samples, partial(legacy.Adagrad, 0.1)),
+        "TFRS, Adam": partial(prepared, samples, legacy.Adam),
+    }
+    serve(rows, ("tensorflow-recommenders", "tensorflow-cpu", "tf-keras", "numpy"))
+
+
+if __name__ == "__main__":
+    main()
