@@ -1,11 +1,23 @@
-"""Exact top-k over item vectors: `ExactIndex(vectors).search(interests, k=50)`."""
+"""Top-k over item vectors, exact and approximate: `ExactIndex(vectors).search(interests, k=50)`."""
 
 from collections.abc import Callable
 
+from crossbatch.retrieval.choice import IndexFacts, choose_index
 from crossbatch.retrieval.index import ExactIndex, Index, TopK
+from crossbatch.retrieval.ivf import IVFIndex
 
+# From `[N + 1, d]` item vectors to an index.
 INDEXES: dict[str, Callable[..., Index]] = {
     "exact": ExactIndex,
+    "ivf": IVFIndex.build,
 }
 
-__all__ = ["INDEXES", "ExactIndex", "Index", "TopK"]
+__all__ = [
+    "INDEXES",
+    "ExactIndex",
+    "IVFIndex",
+    "Index",
+    "IndexFacts",
+    "TopK",
+    "choose_index",
+]

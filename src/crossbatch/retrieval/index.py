@@ -88,7 +88,7 @@ class ExactIndex:
             k: Length of the lists. More than the catalogue holds is allowed: see `TopK`.
             exclude: `[B, X]` item ids never to return for that user; 0 means none.
         """
-        self._check(interests, k, exclude)
+        self.check(interests, k, exclude)
         B, K, _ = interests.shape
         interests = interests.detach().to(self.vectors)
         # A long list or many interests must not break the memory bound, so the block gives way.
@@ -137,7 +137,8 @@ class ExactIndex:
         best.merge(items_seen=self.num_items)
         return TopK(best.scores, best.item_ids)
 
-    def _check(self, interests: Tensor, k: int, exclude: Tensor | None) -> None:
+    def check(self, interests: Tensor, k: int, exclude: Tensor | None) -> None:
+        """Raise `ValueError` for what no index could answer."""
         d = self.vectors.shape[1]
         if interests.dim() != 3 or interests.shape[2] != d or interests.shape[1] == 0:
             raise ValueError(

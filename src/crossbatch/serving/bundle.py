@@ -17,7 +17,7 @@ import torch
 from crossbatch.config import Recipe
 from crossbatch.data.features import read_encoders
 from crossbatch.errors import DataError
-from crossbatch.retrieval import ExactIndex
+from crossbatch.retrieval import ExactIndex, IVFIndex
 from crossbatch.serving import towers as stored_towers
 from crossbatch.serving.catalogue import StoredCatalogue
 from crossbatch.serving.manifest import BundleError, read_manifest, verify_files
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from crossbatch.config import ModelConfig
 
 CONFIG, METRICS, CARD = "config.json", "metrics.json", "README.md"
-ITEM_VECTORS = "item_vectors.npy"
+ITEM_VECTORS, INDEX = "item_vectors.npy", "index.faiss"
 USERS, ITEMS = "features/users", "features/items"
 
 
@@ -60,7 +60,7 @@ class Bundle(Recommender):
             towers,
             item_vectors=item_vectors,
             history_vectors=self._history_vectors(item_vectors),
-            index=ExactIndex(item_vectors),
+            index=_index(path, item_vectors, manifest["index"]),
             history_length=document["history_length"],
             user_encoders=read_encoders(path / USERS),
         )
@@ -102,6 +102,15 @@ class Bundle(Recommender):
         for part, size in sizes.items():
             if size != expected:
                 raise BundleError(f"{self.path} has {size} {part} for {expected} items")
+
+
+def _index(path: Path, vectors: Tensor, facts: dict[str, Any]) -> ExactIndex | IVFIndex:
+    if facts["name"] == "exact":
+        return ExactIndex(vectors)
+    try:
+        return IVFIndex.load(path / INDEX, vectors, probes=facts["probes"])
+    except ImportError as error:
+        raise BundleError(f"{path} has an approximate index: {error}") from None
 
 
 def open_bundle(path: Path | str, *, verify: bool = True) -> Bundle:

@@ -35,6 +35,7 @@ def split_state(towers: TwoTower) -> tuple[dict[str, Tensor], dict[str, Tensor]]
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors; an empty file is allowed, for a tower may have no weights."""
     save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, path)
+    path.chmod(0o644)  # the library makes files that only their owner may read
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:

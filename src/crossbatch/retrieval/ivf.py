@@ -1,0 +1,177 @@
+"""Approximate top-k through faiss: few of the items are looked at, those few are scored exactly.
+
+    index = IVFIndex.build(item_vectors, probes=64)
+    index.search(interests, k=50)
+
+Items live in cells of similar ones; a search looks into the `probes` cells nearest to a vector.
+Each of a user's K interests is searched apart, and the union of what they find is scored anew with
+the float32 vectors and the largest of the K inner products: scores are those of `ExactIndex`.
+"""
+
+import math
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from crossbatch.retrieval.index import ExactIndex, TopK
+
+OVERSAMPLING = 2  # candidates for each place of a list: codes of 8 bits are not quite in order
+SMALL = 8  # lists longer than 1/SMALL of the catalogue are made exactly
+BLOCK_NUMBERS = 1 << 24  # candidate vectors held at once, in numbers (64 MB)
+
+
+class IVFIndex:
+    """A faiss index of cells beside the item vectors themselves.
+
+    Args:
+        vectors: `[N + 1, d]` float32, row = item id; memory-mapped ones stay on disk.
+        cells: The faiss index, trained and filled with rows 1 … N.
+        probes: Cells that a search looks into.
+    """
+
+    exact: ClassVar[bool] = False
+
+    def __init__(self, vectors: Tensor, cells: Any, probes: int) -> None:
+        if probes < 1:
+            raise ValueError(f"probes must be at least 1, got {probes}")
+        if cells.d != vectors.shape[1] or cells.ntotal != len(vectors) - 1:
+            raise ValueError(
+                f"the index holds {cells.ntotal} vectors of {cells.d} numbers, "
+                f"the catalogue {len(vectors) - 1} of {vectors.shape[1]}"
+            )
+        self._exact = ExactIndex(vectors)
+        self._cells, self.probes = cells, probes
+
+    @classmethod
+    def build(cls, vectors: Tensor, *, probes: int = 64) -> Self:
+        """Learn the cells of `[N + 1, d]` vectors and fill them, row 0 left out."""
+        vectors = ExactIndex(vectors.float()).vectors  # finite, or a clear refusal
+        faiss, rows = load_faiss(), _rows(vectors)
+        cells = 2 ** round(math.log2(max(1.0, 2 * math.sqrt(len(rows)))))
+        # 8 bits a number: a quarter of the vectors' memory, and the scores are made anew anyway
+        index = faiss.index_factory(vectors.shape[1], f"IVF{cells},SQ8", faiss.METRIC_INNER_PRODUCT)
+        index.cp.min_points_per_centroid = 1  # a small catalogue is no reason to warn
+        index.train(rows)
+        index.add(rows)
+        return cls(vectors, index, probes)
+
+    @classmethod
+    def load(cls, path: Path, vectors: Tensor, *, probes: int) -> Self:
+        """Read what `save` wrote.  The file is parsed by faiss: know where it comes from."""
+        faiss = load_faiss()
+        try:
+            return cls(vectors, faiss.read_index(str(path)), probes)
+        except RuntimeError as error:
+            raise ValueError(f"{path} is no index that faiss can read: {error}") from None
+
+    def save(self, path: Path) -> None:
+        """Write the cells; the vectors are the caller's to keep."""
+        load_faiss().write_index(self._cells, str(path))
+
+    def over(self, vectors: Tensor) -> Self:
+        """The same cells over other items `[N' + 1, d]`: nothing is learned anew."""
+        vectors = ExactIndex(vectors.float()).vectors
+        cells = load_faiss().clone_index(self._cells)
+        cells.reset()
+        cells.add(_rows(vectors))
+        return type(self)(vectors, cells, self.probes)
+
+    @property
+    def vectors(self) -> Tensor:
+        """`[N + 1, d]`, row = item id."""
+        return self._exact.vectors
+
+    @property
+    def num_items(self) -> int:
+        """Number of items that can be returned; ids run from 1 to this."""
+        return self._exact.num_items
+
+    @property
+    def num_cells(self) -> int:
+        """Number of cells: with as many probes nothing is left out."""
+        return int(self._cells.nlist)
+
+    @torch.no_grad()
+    def search(self, interests: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
+        """Return k items of large `max over interests of interest · item` for each user.
+
+        Lists are as long as the exact ones: a user for whom too little is found is answered
+        exactly.
+
+        Args:
+            interests: `[B, K, d]` vectors of B users.
+            k: Length of the lists.
+            exclude: `[B, X]` item ids never to return for that user; 0 means none.
+        """
+        self._exact.check(interests, k, exclude)
+        interests = interests.detach().to(self.vectors)
+        B, K, d = interests.shape
+        width = OVERSAMPLING * k + (0 if exclude is None else exclude.shape[1])
+        if not B or width * SMALL > self.num_items:
+            return self._exact.search(interests, k, exclude=exclude)
+        rows = max(1, BLOCK_NUMBERS // (K * width * d))
+        blocks = [
+            self._search_block(
+                interests[start : start + rows],
+                k,
+                width,
+                None if exclude is None else exclude[start : start + rows],
+            )
+            for start in range(0, B, rows)
+        ]
+        return TopK(
+            torch.cat([block.scores for block in blocks]),
+            torch.cat([block.item_ids for block in blocks]),
+        )
+
+    def _search_block(self, interests: Tensor, k: int, width: int, exclude: Tensor | None) -> TopK:
+        candidates = self._candidates(interests, width)  # [b, C] ascending, 0 where there is none
+        scores = torch.bmm(self.vectors[candidates], interests.transpose(1, 2)).amax(dim=2)
+        blank = candidates == 0
+        blank[:, 1:] |= candidates[:, 1:] == candidates[:, :-1]  # found by several interests
+        if exclude is not None and exclude.shape[1]:
+            blank |= _among(candidates, exclude)
+        scores.masked_fill_(blank, -torch.inf)
+        # stable, over ascending ids: of equal scores the smaller id comes first
+        best, order = scores.sort(dim=1, descending=True, stable=True)
+        top = TopK(best[:, :k].contiguous(), candidates.gather(1, order[:, :k]))
+        short = (top.scores[:, -1] == -torch.inf).nonzero().flatten()
+        if len(short):
+            banned = None if exclude is None else exclude[short]
+            again = self._exact.search(interests[short], k, exclude=banned)
+            top.scores[short], top.item_ids[short] = again.scores, again.item_ids
+        return top
+
+    def _candidates(self, interests: Tensor, width: int) -> Tensor:
+        """Ids `[b, K·width]` that faiss finds for any interest, ascending; 0 for none."""
+        faiss = load_faiss()
+        faiss.omp_set_num_threads(torch.get_num_threads())
+        b, K, d = interests.shape
+        _, rows = self._cells.search(
+            interests.reshape(b * K, d).contiguous().cpu().numpy(),
+            width,
+            params=faiss.SearchParametersIVF(nprobe=self.probes),
+        )
+        return (torch.from_numpy(rows) + 1).view(b, K * width).sort(dim=1).values
+
+
+def load_faiss() -> Any:
+    """The faiss module, imported when first needed."""
+    try:
+        return import_module("faiss")
+    except ImportError:
+        raise ImportError("approximate indexes need: pip install 'crossbatch[ann]'") from None
+
+
+def _among(candidates: Tensor, exclude: Tensor) -> Tensor:
+    """Whether each of the candidates `[b, C]` is among its row's ids `[b, X]`."""
+    banned = exclude.to(candidates).sort(dim=1).values
+    places = torch.searchsorted(banned, candidates).clamp_max(banned.shape[1] - 1)
+    return banned.gather(1, places) == candidates
+
+
+def _rows(vectors: Tensor) -> Any:
+    return vectors[1:].contiguous().cpu().numpy()

@@ -1,0 +1,159 @@
+"""The user tower as a graph for other runtimes: history ids in, interests out, any batch size.
+
+Inputs, in this order: `history` `[B, L]` int64, the L most recent items, oldest first, right-padded
+with 0; then each user feature in alphabetical order: categorical `[B]` int64, numeric and dense
+`[B, n]` float32, a multi-valued one as two inputs, all values end to end `[V]` int64 and where each
+user's begin `[B]` int64. Output: `interests` `[B, K, d]`.
+
+A bundle's own loader never reads these files, for torch's loader of `.pt2` archives may unpickle.
+They are for the C++, mobile and ONNX runtimes of those who trust the bundle's maker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from crossbatch.errors import ConfigError
+from crossbatch.models import FeatureTable
+from crossbatch.serving.profiles import Profiles, with_profiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from crossbatch.serving.recommender import Recommender
+
+PT2, ONNX = "user_tower.pt2", "user_tower.onnx"
+MULTI = "multi_valued"
+STARTS = ".starts"  # suffix of the second input of a multi-valued feature
+ONE_FILE_BYTES = 1 << 30  # larger ONNX graphs keep their weights in a file beside
+
+
+class UserGraph(nn.Module):
+    """What is exported: the lookup of a history, the user tower, the profile.
+
+    Args:
+        recommender: Towers and history vectors.
+        schema: Kind and size of each user feature, by name.
+    """
+
+    def __init__(self, recommender: Recommender, schema: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.towers, self.vectors = recommender.towers, nn.Buffer(recommender.history_vectors)
+        self.schema = dict(sorted(schema.items()))
+        self.eval()
+
+    def forward(self, history: Tensor, *features: Tensor) -> Tensor:
+        """Interests `[B, K, d]` of histories `[B, L]`; see the module for the features."""
+        vectors, mask = self.vectors[history], history != 0
+        if not self.schema:
+            return self.towers.interests(vectors, mask)
+        towers = with_profiles(self.towers, self._tables(list(features)))
+        rows = torch.arange(history.shape[0], device=history.device)
+        return towers.interests(vectors, mask, rows)
+
+    def input_names(self) -> list[str]:
+        """Names of the inputs, in order."""
+        names = ["history"]
+        for name, entry in self.schema.items():
+            names += [name, name + STARTS] if entry["kind"] == MULTI else [name]
+        return names
+
+    def inputs(self, history: Tensor, profiles: Profiles | None) -> tuple[Tensor, ...]:
+        """The inputs for given users, all of whose profiles are known."""
+        if profiles is None:
+            return (history,)
+        parts = [history]
+        for name, entry in self.schema.items():
+            table = profiles.tables[name]
+            if entry["kind"] == MULTI:
+                parts += table.bags(profiles.rows)
+            else:
+                values = table.rows(profiles.rows)
+                parts.append(values.float() if values.is_floating_point() else values.long())
+        return tuple(parts)
+
+    def _tables(self, inputs: list[Tensor]) -> dict[str, FeatureTable]:
+        tables: dict[str, FeatureTable] = {}
+        for name, entry in self.schema.items():
+            kind, values = entry["kind"], inputs.pop(0)
+            starts = inputs.pop(0) if kind == MULTI else None
+            tables[name] = AllRows(kind, values, starts, entry["num_values"])
+        return tables
+
+
+class AllRows(FeatureTable):
+    """A table of which every row is read, in order; `offsets` says where each row begins."""
+
+    def bags(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """All values, and where each row begins: no graph can depend on how long rows are."""
+        assert self.offsets is not None
+        return self.values, self.offsets
+
+
+def export_graph(graph: UserGraph, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+    """The graph as torch traces it, for any number of users.
+
+    Args:
+        graph: What to export.
+        example: Inputs of two users or more, for torch takes sizes 0 and 1 for constants.
+    """
+    batch = torch.export.Dim("batch")
+    shapes: list[dict[int, Any]] = [{0: batch} for _ in example]
+    for position, name in enumerate(graph.input_names()):
+        if graph.schema.get(name, {}).get("kind") == MULTI:
+            shapes[position] = {0: torch.export.Dim.DYNAMIC}
+    varying = (shapes[0], tuple(shapes[1:])) if len(shapes) > 1 else (shapes[0],)
+    with torch.no_grad():
+        return torch.export.export(graph, example, dynamic_shapes=varying, strict=False)
+
+
+def write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[str]) -> None:
+    """Write a program as ONNX; its inputs get the given names."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            import_module(package)
+        except ImportError:
+            raise ConfigError("--onnx needs: pip install 'crossbatch[onnx]'") from None
+    weights = sum(value.nbytes for value in program.state_dict.values())
+    with _quiet():
+        converted = torch.onnx.export(
+            program, dynamo=True, input_names=names, output_names=["interests"], verbose=False
+        )
+        assert converted is not None
+        converted.save(path, external_data=weights > ONE_FILE_BYTES)
+
+
+def run_onnx(path: Path, inputs: tuple[Tensor, ...]) -> Tensor:
+    """What ONNX Runtime answers."""
+    runtime = import_module("onnxruntime")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+    values = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
+    return torch.from_numpy(session.run(None, values)[0])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the converter's notes to itself: they concern its authors."""
+    sink = io.StringIO()
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(sink),
+            contextlib.redirect_stderr(sink),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,104 @@
+"""The proof that a bundle answers as the model it was made of, over real users."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from crossbatch.errors import DataError
+from crossbatch.retrieval import ExactIndex
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from crossbatch.serving.profiles import Profiles
+    from crossbatch.serving.recommender import Recommender
+    from crossbatch.training.saved import SavedRun
+
+USERS = 256
+TOLERANCE = 1e-4  # of the largest number: far above float rounding, far below any real difference
+LIST = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Users whose interests are known from elsewhere.
+
+    Attributes:
+        history: `[U, L]`, ids of the bundle that is probed.
+        profiles: Their features, if the model reads any.
+        interests: `[U, K, d]`, the truth.
+    """
+
+    history: Tensor
+    profiles: Profiles | None
+    interests: Tensor
+
+
+def difference(what: str, found: Tensor, truth: Tensor) -> float:
+    """Return the largest difference relative to the largest number.
+
+    Raises:
+        DataError: If it is beyond `TOLERANCE`.
+    """
+    scale = max(float(truth.abs().max()), 1e-12)
+    worst = float((found - truth).abs().max()) / scale if found.shape == truth.shape else np.inf
+    if not worst <= TOLERANCE:
+        raise DataError(
+            f"{what} differ from the trained model's by {worst:.2g} of their size, more than "
+            f"{TOLERANCE:g}: nothing was exported"
+        )
+    return worst
+
+
+def compare(recommender: Recommender, probe: Probe, vectors: Tensor) -> dict[str, float]:
+    """Compare a bundle's user vectors and exact scores with the truth.
+
+    Args:
+        recommender: What will answer.
+        probe: Users and their true interests.
+        vectors: True item vectors `[N + 1, d]`.
+
+    Returns:
+        Relative differences by name.
+    """
+    interests = recommender.interests(probe.history, probe.profiles)
+    k = min(LIST, recommender.num_items)
+    expected = ExactIndex(vectors).search(probe.interests, k).scores
+    found = ExactIndex(recommender.item_vectors).search(interests, k).scores
+    return {
+        "user vectors": difference("the bundle's user vectors", interests, probe.interests),
+        "scores": difference("the bundle's scores", found, expected),
+    }
+
+
+def real_users(saved: SavedRun) -> Probe:
+    """Histories of held-out users with the interests that the trained towers give them."""
+    from crossbatch.serving.profiles import Profiles, feature_table
+
+    split = "test" if saved.dataset.num_eval_users("test") else "valid"
+    length = saved.recipe.train.history_length
+    batch = next(saved.dataset.eval_batches(split, batch_size=USERS, history_length=length))
+    profiles = None
+    if saved.towers.profile is not None:
+        chosen = saved.recipe.model.user_features
+        features = saved.dataset.user_features
+        names = list(features) if chosen == ("*",) else list(chosen)
+        tables = {name: feature_table(features[name]) for name in names}
+        profiles = Profiles(tables, batch.user_ids)
+    with torch.no_grad():
+        interests = saved.towers.users(batch.history, batch.user_ids)
+    return Probe(batch.history, profiles, interests)
+
+
+def drawn_users(recommender: Recommender, *, seed: int = 0) -> Tensor:
+    """Histories `[U, L]` drawn by popularity, where no real ones are at hand."""
+    counts = np.asarray(recommender.item_counts)[: len(recommender.history_vectors)] + 1e-9
+    counts[0] = 0
+    rng = np.random.default_rng(seed)
+    shape = (USERS, recommender.history_length)
+    history = rng.choice(len(counts), size=shape, p=counts / counts.sum())
+    return torch.from_numpy(history)
