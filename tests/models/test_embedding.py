@@ -46,26 +46,75 @@ def test_mean_of_bags():
     assert w.grad.is_sparse
 
 
-def test_hook_sees_the_ids_before_the_rows_are_read():
-    """What the hook writes to the rows is what the read returns."""
-    table, seen = EmbeddingTable(10, 2), []
+class Keeper:
+    """Sets rows to 7 when they are about to be read, and remembers the reads."""
 
-    def catch_up(ids):
-        seen.append(ids.tolist())
+    def __init__(self, table):
+        self.table, self.seen, self.reads = table, [], []
+        table.keeper = self
+
+    def before_read(self, ids):
+        self.seen.append(ids.tolist())
         with torch.no_grad():
-            table.weight[ids] = 7.0
+            self.table.weight[ids] = 7.0
 
-    table.before_read = catch_up
-    assert torch.equal(table(torch.tensor([4, 5])), torch.full((2, 2), 7.0))
-    assert torch.equal(table.mean(torch.tensor([1, 2]), torch.tensor([0])), torch.full((1, 2), 7.0))
-    assert seen == [[4, 5], [1, 2]]
+    def after_read(self, read):
+        self.reads.append(read)
 
 
-def test_copies_and_states_leave_the_hook_behind():
+READS = {
+    "rows": (lambda table: table(torch.tensor([[4, 0], [4, 5]])), [4, 0, 4, 5]),
+    "sum": (lambda table: table.sum(torch.tensor([[4, 0], [4, 5]])), [4, 0, 4, 5]),
+    "mean": (lambda table: table.mean(torch.tensor([1, 2, 1]), torch.tensor([0, 0, 2])), [1, 2, 1]),
+}
+
+
+@pytest.mark.parametrize(("read", "ids"), READS.values(), ids=READS)
+def test_keeper_hears_of_a_read_before_it_happens(read, ids):
     table = EmbeddingTable(10, 2)
-    table.before_read = lambda ids: None
-    assert copy.deepcopy(table).before_read is None
-    assert table.before_read is not None
+    keeper = Keeper(table)
+    read(table)
+    assert keeper.seen == [ids]
+    assert keeper.reads[0].ids.tolist() == ids
+
+
+@pytest.mark.parametrize("read", [read for read, _ in READS.values()], ids=READS)
+def test_gradients_of_reads_add_up_to_the_gradient_of_the_weight(read):
+    """What a keeper gets is what autograd would have put into `weight.grad`."""
+    table = EmbeddingTable(10, 3, padding_row=0)
+    values = read(table)
+    weight = torch.randn_like(values)
+    (values * weight).sum().backward()
+    expected = table.weight.grad.to_dense()
+    table.weight.grad = None
+    keeper = Keeper(table)
+    keeper.before_read = lambda ids: None
+    torch.testing.assert_close(read(table), values)
+    (read(table) * weight).sum().backward()
+    found = torch.zeros(10, 3)
+    for reading in keeper.reads:
+        if reading.rows.grad is not None:
+            gradient = reading.rows.grad
+            gradient = gradient if reading.bags is None else gradient[reading.bags]
+            found.index_add_(0, reading.ids, gradient)
+    found[0] = 0  # padding is the keeper's to leave alone
+    torch.testing.assert_close(found, expected)
+    assert table.weight.grad is None
+
+
+def test_reads_without_gradient_are_not_remembered():
+    table = EmbeddingTable(10, 2)
+    keeper = Keeper(table)
+    with torch.no_grad():
+        table(torch.tensor([1]))
+    assert keeper.reads == []
+
+
+def test_copies_and_states_leave_the_keeper_behind():
+    table = EmbeddingTable(10, 2)
+    Keeper(table)
+    assert copy.deepcopy(table).keeper is None
+    assert table.keeper is not None
     assert list(table.state_dict()) == ["weight"]
 
 

@@ -124,9 +124,12 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize(("chunk_size", "widest"), [(None, 24 + 600), (40, 40)])
+@pytest.mark.parametrize(("chunk_size", "widest"), [(None, 24 + 600 + 1), (40, 40)])
 def test_no_tensor_is_larger_than_a_block_of_logits(problem, chunk_size, widest):
-    """No [B, N, d]; with chunks, no [B, N] either (the bank itself is 600 × 16 = 9,600)."""
+    """No [B, N, d], only the N columns and the own one; with chunks, no [B, N] either.
+
+    The bank itself is 600 × 16 = 9,600.
+    """
     p = problem(B=24, M=600, extra=0, d=16, num_items=10_000, dtype=torch.float32)
     negatives = p.positives + p.cached
     with LargestTensor() as seen:

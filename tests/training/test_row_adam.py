@@ -25,7 +25,10 @@ def twin_tables(seed: int = 0) -> tuple[EmbeddingTable, torch.nn.Embedding]:
 
 
 def run_against_dense_adam(schedule: str, scale: float, steps: int, seed: int = 0) -> float:
-    """Train twins on the same rows; return the largest difference over the mean movement."""
+    """Train twins on the same rows; return the largest difference over the mean movement.
+
+    A difference in the last bit of a weight is none.
+    """
     table, twin = twin_tables(seed)
     start = table.weight.detach().clone()
     curve = SCHEDULES[schedule]
@@ -49,7 +52,9 @@ def run_against_dense_adam(schedule: str, scale: float, steps: int, seed: int = 
         theirs.step()
     ours.flush()
     ours_now, theirs_now = table.weight.detach(), twin.weight.detach()
-    return float((ours_now - theirs_now).abs().max() / (theirs_now - start).abs().mean())
+    last_bit = torch.finfo(torch.float32).eps * theirs_now.abs()
+    difference = ((ours_now - theirs_now).abs() - last_bit).clamp(min=0).max()
+    return float(difference / (theirs_now - start).abs().mean())
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
@@ -137,7 +142,7 @@ def test_state_round_trip_continues_bit_for_bit():
     copy = EmbeddingTable(ROWS, DIM)
     copy.load_state_dict(table.state_dict())
     resumed = RowAdam(copy, constant(0.01))
-    resumed.load_state_dict(ours.state_dict())
+    resumed.load_state({name: value.clone() for name, value in ours.state().items()})
     state = generator.get_state()
     steps(table, ours, 30, generator)
     generator.set_state(state)

@@ -4,14 +4,39 @@ table = EmbeddingTable(num_items + 1, 64, padding_row=0)
 vectors = table(item_ids)
 """
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from .checks import check_at_least_one
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """Rows that a forward pass took from a table.
+
+    Attributes:
+        ids: `[n]` rows of the table.
+        bags: `[n]` the sum that each row went into, or None where row i became `rows[i]`.
+        rows: `[m, d]` what the towers saw, a leaf of the graph: its gradient is that of the rows.
+    """
+
+    ids: Tensor
+    bags: Tensor | None
+    rows: Tensor
+
+
+class RowKeeper(Protocol):
+    """An optimiser that looks after single rows of a table."""
+
+    def before_read(self, ids: Tensor) -> None:
+        """Bring the rows `ids` up to date: they are about to be read."""
+
+    def after_read(self, read: Read) -> None:
+        """Remember a read whose gradient will come."""
 
 
 class EmbeddingTable(nn.Module):
@@ -29,11 +54,12 @@ class EmbeddingTable(nn.Module):
 
     Attributes:
         weight: Parameter `[num_rows, d]`.
-        before_read: Called with the row ids of every read, before it: an optimiser that updates
-            rows lazily brings them up to date here. Not part of copies or of the state.
+        keeper: Who updates single rows. It is told of every read, and gets the gradient of what was
+            read instead of `weight.grad`: no tensor of the table's size or sparse bookkeeping is
+            ever made. Not part of copies or of the state.
     """
 
-    before_read: Callable[[Tensor], None] | None
+    keeper: RowKeeper | None
 
     def __init__(
         self, num_rows: int, dim: int, *, sparse: bool = True, padding_row: int | None = None
@@ -43,31 +69,59 @@ class EmbeddingTable(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_rows, dim))
         self.sparse = sparse
         self.padding_row = padding_row
-        self.before_read = None
+        self.keeper = None
         nn.init.xavier_uniform_(self.weight)
         if padding_row is not None:
             nn.init.zeros_(self.weight[padding_row])
 
     def forward(self, ids: Tensor) -> Tensor:
         """Rows `[*, d]` of the ids `[*]`."""
-        if self.before_read is not None:
-            self.before_read(ids)
-        return functional.embedding(
-            ids, self.weight, padding_idx=self.padding_row, sparse=self.sparse
-        )
+        if self.keeper is None:
+            return functional.embedding(
+                ids, self.weight, padding_idx=self.padding_row, sparse=self.sparse
+            )
+        flat = ids.reshape(-1)
+        self.keeper.before_read(flat)
+        rows = self.weight.detach().index_select(0, flat)
+        return self._kept(flat, None, rows).view(*ids.shape, -1)
+
+    def sum(self, ids: Tensor) -> Tensor:
+        """Sums `[B, d]` over the rows of each line of ids `[B, L]`."""
+        if self.keeper is None:
+            return functional.embedding_bag(
+                ids, self.weight, mode="sum", sparse=self.sparse, padding_idx=self.padding_row
+            )
+        flat = ids.reshape(-1)
+        self.keeper.before_read(flat)
+        # Padding rows are zeros; naming them would take embedding_bag off its fast path.
+        sums = functional.embedding_bag(ids, self.weight.detach(), mode="sum")
+        bags = torch.arange(ids.shape[0], device=ids.device).repeat_interleave(ids.shape[1])
+        return self._kept(flat, bags, sums)
 
     def mean(self, ids: Tensor, offsets: Tensor) -> Tensor:
         """Mean row `[N, d]` of each of N bags; bag n is `ids[offsets[n]:offsets[n + 1]]`.
 
         An empty bag is a row of zeros.
         """
-        if self.before_read is not None:
-            self.before_read(ids)
-        return functional.embedding_bag(ids, self.weight, offsets, mode="mean", sparse=self.sparse)
+        if self.keeper is None:
+            return functional.embedding_bag(
+                ids, self.weight, offsets, mode="mean", sparse=self.sparse
+            )
+        self.keeper.before_read(ids)
+        sums = functional.embedding_bag(ids, self.weight.detach(), offsets, mode="sum")
+        sizes = offsets.diff(append=offsets.new_tensor([ids.shape[0]]))  # [N]
+        bags = torch.arange(len(sizes), device=ids.device).repeat_interleave(sizes)
+        return self._kept(ids, bags, sums) / sizes.clamp(min=1).unsqueeze(1)
+
+    def _kept(self, ids: Tensor, bags: Tensor | None, rows: Tensor) -> Tensor:
+        assert self.keeper is not None
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            self.keeper.after_read(Read(ids, bags, rows.requires_grad_()))
+        return rows
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has rows of its own, which the optimiser of the original does not look after.
-        return {**self.__dict__, "before_read": None}
+        return {**self.__dict__, "keeper": None}
 
     def extra_repr(self) -> str:
         """The table's size, as shown by `print(model)`."""

@@ -27,7 +27,8 @@ class TwoTower(nn.Module):
 
     Nothing has to be subclassed. An item tower is a module that maps ids `[N]` to `[N, d]`; a user
     tower maps history vectors `[B, L, d]` (zeros at padding) and a mask `[B, L]` to `[B, d]` or
-    `[B, K, d]`, and may have a method `select(interests, target)` of its own.
+    `[B, K, d]`, and may have a method `select(interests, target)` of its own. One that looks at
+    the mean of the history alone may say so by a method `of_mean(mean)` of `[B, d]`.
 
     Args:
         item_tower: `ItemTower` or any such module.
@@ -89,6 +90,12 @@ class TwoTower(nn.Module):
         if self.training and self.history_dropout > 0:
             history = drop_positions(history, self.history_dropout)
         mask = history != 0
+        table = getattr(self.item_tower, "table", None)
+        of_mean = getattr(self.user_tower, "of_mean", None)
+        if of_mean and self.history == "id" and isinstance(table, EmbeddingTable):
+            # No [B, L, d] tensor for a tower that looks at the mean alone.
+            size = mask.sum(dim=1, keepdim=True).clamp_min(1)  # an empty history: zeros
+            return self._finished(of_mean(table.sum(history) / size), user_ids)
         return self.interests(self.read_history(history, mask), mask, user_ids)
 
     def items(self, item_ids: Tensor) -> Tensor:
@@ -124,7 +131,10 @@ class TwoTower(nn.Module):
 
     def interests(self, vectors: Tensor, mask: Tensor, user_ids: Tensor | None = None) -> Tensor:
         """Interests `[B, K, d]` of history vectors `[B, L, d]`: `users` after the lookup."""
-        interests: Tensor = self.user_tower(vectors, mask)
+        return self._finished(self.user_tower(vectors, mask), user_ids)
+
+    def _finished(self, interests: Tensor, user_ids: Tensor | None) -> Tensor:
+        """Interests `[B, K, d]` of a user tower's output, with the profile, normalised if asked."""
         if interests.ndim == 2:
             interests = interests.unsqueeze(1)
         if self.profile is not None:

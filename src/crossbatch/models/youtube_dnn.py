@@ -28,7 +28,10 @@ class YouTubeDNN(nn.Module):
     def forward(self, history: Tensor, mask: Tensor) -> Tensor:
         """User vectors `[B, 1, d]` of histories `[B, L, d]` with mask `[B, L]`."""
         weights = mask.to(history.dtype)
-        weights = weights / (weights.sum(dim=1, keepdim=True) + 1e-9)  # an empty history: zeros
-        pooled = torch.bmm(weights.unsqueeze(1), history)  # [B, 1, d]
-        vectors: Tensor = self.layers(pooled)
-        return vectors
+        weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(1)  # an empty history: zeros
+        return self.of_mean(torch.bmm(weights.unsqueeze(1), history).squeeze(1))
+
+    def of_mean(self, mean: Tensor) -> Tensor:
+        """User vectors `[B, 1, d]` of the mean history vectors `[B, d]`."""
+        vectors: Tensor = self.layers(mean)
+        return vectors.unsqueeze(1)

@@ -9,6 +9,7 @@ Three estimates, each a valid `Corpus.item_counts` (any constant factor cancels 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -125,7 +126,7 @@ class LogFrequency(nn.Module):
             return self.log_q[item_ids]
         check_ids("item_ids", item_ids, 0, self.log_q.shape[0] - 1)
         log_q = self.log_q[item_ids]
-        if bool(torch.isinf(log_q).any()):
+        if log_q.numel() and float(log_q.min()) == -math.inf:
             unseen = int(item_ids[torch.isinf(log_q)][0])
             raise ValueError(
                 f"item_ids hold {unseen}, whose count is 0, so log q is -inf; count the items of "

@@ -69,7 +69,9 @@ def sampled_softmax_loss(
     check_softmax_options(temperature, mask, chunk_size)
     _check(users, positives, negatives, reduction, exclude)
     # Upcast first: the quotient of a 16-bit vector would be rounded again, or overflow.
-    queries = users.to(torch.promote_types(users.dtype, torch.float32)) / temperature  # [B, d]
+    queries = users.to(torch.promote_types(users.dtype, torch.float32))  # [B, d]
+    if isinstance(temperature, torch.Tensor) or temperature != 1:
+        queries = queries / temperature
     if torch.compiler.is_compiling() and chunk_size is None:
         rows = row_losses(queries, positives, negatives, mask=mask, exclude=exclude)
     else:

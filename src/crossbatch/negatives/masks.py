@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Keys = tuple[Tensor, Tensor]  # of the rows [B] and of the columns [N]
 
+SMALL = 32_768  # logits; comparing so few is cheaper than finding out which to compare
 _NOBODY = torch.iinfo(torch.int64).min  # key of a column that every row keeps
 
 
@@ -58,7 +59,7 @@ MASKS: dict[str, Callable[[Tensor, Candidates], Keys]] = {
 
 def drop_matches_(logits: Tensor, row_keys: Tensor, column_keys: Tensor) -> Tensor:
     """Set `logits` `[B, n]` to −inf, in place, where a column carries the row's key."""
-    if logits.device.type != "cpu":
+    if logits.device.type != "cpu" or logits.numel() <= SMALL:
         return logits.masked_fill_(row_keys.unsqueeze(1) == column_keys, float("-inf"))
     # A dense comparison costs as much as the exponentials. Few columns match any row: a table of
     # the rows' last bits finds those, and a few more, and only they are compared.

@@ -62,7 +62,7 @@ class Adam:
             {"params": list(extra), "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
-        self.dense = torch.optim.AdamW(groups, lr=lr) if groups else None
+        self.dense = torch.optim.AdamW(groups, lr=lr, fused=True) if groups else None
 
     def step(self) -> float:
         """Update everything that has a gradient, clear the gradients, return the rate used."""
@@ -86,7 +86,7 @@ class Adam:
         """All state as a flat dictionary of tensors."""
         state = {"steps": torch.tensor(self.steps)}
         for name, table in self.tables.items():
-            state |= {f"table.{name}.{key}": value for key, value in table.state_dict().items()}
+            state |= {f"table.{name}.{key}": value for key, value in table.state().items()}
         if self.dense is not None:
             for index, moments in self.dense.state_dict()["state"].items():
                 state |= {f"dense.{index}.{key}": value for key, value in moments.items()}
@@ -97,7 +97,7 @@ class Adam:
         self.steps = int(state["steps"])
         for name, table in self.tables.items():
             prefix = f"table.{name}."
-            table.load_state_dict(
+            table.load_state(
                 {
                     key[len(prefix) :]: value
                     for key, value in state.items()

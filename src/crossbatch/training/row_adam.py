@@ -5,53 +5,58 @@ still moves its weight. Walking 314 k rows per step costs a hundred times the st
 without gradient moves deterministically, though, so its skipped steps can be made up for when it is
 next read. With m, v its moments at step s and j steps skipped,
 
-    w ← w − m/√v · Σ_{i=1..j} a_i / (b_i + ε/√v)      a_i = lr_{s+i} β1^i / (1 − β1^{s+i})
-    m ← β1^j m,  v ← β2^j v                           b_i = β2^{i/2} / √(1 − β2^{s+i})
+    w ← w − m/√v · Σ_{i=1..j} a_i / (b_i + r)      r = ε/√v
+    m ← β1^j m,  v ← β2^j v
 
-The sum is the same for all rows last touched at s but for ε/√v. As b_i hardly changes while β1^i
-dies out, an expansion around its weighted mean b̄ (first order vanishes, third is kept) gives the
-sum to float rounding for any ε/√v:
+with a_i and b_i as in `SkippedSteps`, which has the sums M_k = Σ a_i b_i^k. As b_i hardly changes
+while a_i dies out, an expansion around its weighted mean b̄ (first order vanishes, third is kept)
+gives the sum to float rounding for any r:
 
     Σ a_i/(b_i + r) ≈ A/(b̄ + r) + S2/(b̄ + r)³ − S3/(b̄ + r)⁴      S_k = Σ a_i (b_i − b̄)^k
 
-In the first steps of training b_i does change, and those few sums are done term by term.
+In the first steps of training b_i does change, but r is small beside it, unless gradients are:
+
+    Σ a_i/(b_i + r) ≈ M_{−1} − r M_{−2} + r² M_{−3} − r³ M_{−4}
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+
+from crossbatch.training.skipped_steps import POWERS, SkippedSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
+
+    from torch import Tensor
 
     from crossbatch.models import EmbeddingTable
+    from crossbatch.models.embedding import Read
 
-# β1^i below this leaves nothing that float32 could see.
-NEGLIGIBLE = 1e-9
-# From this step on the expansion is exact to float rounding.
+# From this step on the expansion around b̄ is exact to float rounding.
 FIRST_FLAT_STEP = 500
+SMALL = 0.01  # a series of four terms in r/b is exact to float rounding below this
+NO_BAGS = np.empty(0, dtype=np.int64)
 
 
-class RowAdam(nn.Module):
-    """Adam for one table; its state (moments, last step of each row) is in buffers.
+class RowAdam:
+    """Adam for one table, whose moments and last steps of rows it keeps.
 
     Args:
-        table: The table to look after. With `semantics="dense"` its `before_read` hook is taken.
+        table: The table to look after; it is told so (`table.keeper`).
         rate: Learning rates `[*]` of steps `[*]` (floating point, counted from 1).
         semantics: `"dense"` for the trajectory of `torch.optim.Adam`; `"lazy"` moves only rows that
             got a gradient (as `torch.optim.SparseAdam`), so that rare items keep still.
         betas: Decay of the two moments.
         eps: Added to the root of the second moment.
         weight_decay: Decoupled decay of the rows that got a gradient; others are left alone.
+        compiled: Whether to use the numba kernels; by default where numba is installed and the
+            table is float32 on a CPU.
     """
-
-    first: Tensor  # m, [R, d]
-    second: Tensor  # v, [R, d]
-    touched: Tensor  # [R] last step whose update a row contains; 0 for never
-    step_count: Tensor
 
     def __init__(
         self,
@@ -62,140 +67,243 @@ class RowAdam(nn.Module):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        compiled: bool | None = None,
     ) -> None:
-        super().__init__()
         if semantics not in ("dense", "lazy"):
             raise ValueError(f"semantics must be 'dense' or 'lazy', got {semantics!r}")
-        # In a tuple: the table's parameters belong to the model, not to this module's state.
-        self._table = (table,)
-        self.rate = rate
+        self.table, self.rate = table, rate
         self.dense = semantics == "dense"
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         weight = table.weight.detach()
-        self.register_buffer("first", torch.zeros_like(weight))
-        self.register_buffer("second", torch.zeros_like(weight))
-        self.register_buffer(
-            "touched", torch.zeros(weight.shape[0], dtype=torch.int32, device=weight.device)
-        )
-        self.register_buffer("step_count", torch.zeros((), dtype=torch.int64))
-        if self.dense:
-            table.before_read = self.catch_up
+        self.steps = 0
+        self.first, self.second = torch.zeros_like(weight), torch.zeros_like(weight)  # m, v: [R, d]
+        # [R] last step whose update a row contains; 0 for never.
+        self.touched = torch.zeros(weight.shape[0], dtype=torch.int32, device=weight.device)
+        self._skipped = SkippedSteps(rate, betas)
+        self._reads: list[Read] = []
+        self._kernels = _kernels(weight, compiled)
+        if self._kernels:
+            self._slots = np.full(weight.shape[0], -1, dtype=np.int32)
+            self._rows, self._totals = NO_BAGS, np.empty((0, 0), dtype=np.float32)
+        table.keeper = self
 
-    @property
-    def table(self) -> EmbeddingTable:
-        """The table that this optimiser looks after."""
-        return self._table[0]
+    def before_read(self, ids: Tensor) -> None:
+        """Bring the rows of `ids` `[n]` to the current step."""
+        if self.dense:
+            self.catch_up(ids)
+
+    def after_read(self, read: Read) -> None:
+        """Remember a read until its gradient is used by `step`."""
+        self._reads.append(read)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Apply the table's gradient to the rows it covers."""
-        self.step_count += 1
-        gradient = self.table.weight.grad
-        if gradient is None:
+        """Apply the gradients of all reads since the last step to the rows that were read."""
+        self.steps += 1
+        reads = [(read, read.rows.grad) for read in self._reads]
+        self._reads = []
+        found = [(read, gradient) for read, gradient in reads if gradient is not None]
+        if not found:
             return
-        if not gradient.is_sparse:
-            gradient = gradient.to_sparse(1)
-        gradient = gradient.coalesce()
-        self._update(gradient.indices()[0], gradient.values())
-        self.table.weight.grad = None
+        if self._kernels:
+            self._update_compiled(self._kernels, found)
+        else:
+            self._update(*self._total(found))
+
+    def _total(self, found: list[tuple[Read, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Distinct rows `[n]` and the sum of their gradients `[n, d]`."""
+        ids = torch.cat([read.ids for read, _ in found])
+        gradients = torch.cat(
+            [grad if read.bags is None else grad.index_select(0, read.bags) for read, grad in found]
+        )
+        if self.table.padding_row is not None:
+            real = (ids != self.table.padding_row).nonzero().squeeze(1)
+            ids, gradients = ids[real], gradients.index_select(0, real)
+        rows, where = ids.unique(return_inverse=True)
+        total = gradients.new_zeros(rows.shape[0], gradients.shape[1])
+        return rows, total.index_add_(0, where, gradients)
 
     def _update(self, rows: Tensor, gradient: Tensor) -> None:
         """One Adam step of `rows` `[n]` by their gradients `[n, d]`."""
-        beta1, beta2 = self.betas
-        step = int(self.step_count)
-        lr = float(self.rate(torch.tensor(float(step), dtype=torch.float64)))
-        first = self.first[rows].lerp_(gradient, 1 - beta1)
-        second = self.second[rows].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        self.first[rows] = first
-        self.second[rows] = second
-        root = second.sqrt_().div_((1 - beta2**step) ** 0.5).add_(self.eps)
+        step, (beta1, beta2) = self.steps, self.betas
+        self._skipped.reach(step)
+        first = self.first.index_select(0, rows).lerp_(gradient, 1 - beta1)
+        second = self.second.index_select(0, rows).mul_(beta2)
+        second.addcmul_(gradient, gradient, value=1 - beta2)
+        self.first.index_copy_(0, rows, first)
+        self.second.index_copy_(0, rows, second)
+        root = second.sqrt_().mul_(float(self._skipped.h[step])).add_(self.eps)
         weight = self.table.weight.data
-        values = weight[rows]
+        values = weight.index_select(0, rows)
         if self.weight_decay:
-            values.mul_(1 - lr * self.weight_decay)
-        weight[rows] = values.addcdiv_(first, root, value=-lr / (1 - beta1**step))
+            values.mul_(self._shrink(step))
+        weight.index_copy_(
+            0, rows, values.addcdiv_(first, root, value=-float(self._skipped.alpha[step]))
+        )
         self.touched[rows] = step
+
+    def _update_compiled(self, kernels: ModuleType, found: list[tuple[Read, Tensor]]) -> None:
+        """`_total` and `_update` in two passes over what was read."""
+        step, (beta1, beta2) = self.steps, self.betas
+        self._skipped.reach(step)
+        self._make_room(sum(read.ids.shape[0] for read, _ in found))
+        padding = -1 if self.table.padding_row is None else self.table.padding_row
+        count = 0
+        for read, gradient in found:
+            bags = NO_BAGS if read.bags is None else read.bags.numpy()
+            count, _ = kernels.add_up(
+                read.ids.numpy(), bags, gradient.contiguous().numpy(), padding,
+                self._slots, self._rows, self._totals, count,
+            )  # fmt: skip
+        rates = np.array(
+            [
+                self._skipped.alpha[step],
+                1 - beta1,
+                beta2,
+                1 - beta2,
+                self._skipped.h[step],
+                self.eps,
+                self._shrink(step),
+            ],
+            dtype=np.float32,
+        )
+        kernels.adam(
+            self._rows[:count], self._totals[:count], self._slots, *self._arrays(), step, rates
+        )
+
+    def _make_room(self, num_ids: int) -> None:
+        if len(self._rows) < num_ids:
+            self._rows = np.empty(2 * num_ids, dtype=np.int64)
+            self._totals = np.empty((2 * num_ids, self.first.shape[1]), dtype=np.float32)
+
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        """w, m, v and the last steps as arrays over the same memory."""
+        tensors = (self.table.weight.data, self.first, self.second, self.touched)
+        return tuple(tensor.numpy() for tensor in tensors)
+
+    def _shrink(self, step: int) -> float:
+        """The factor of decoupled weight decay, 1 − lr·decay."""
+        lr = float(self._skipped.alpha[step]) * (1 - self.betas[0] ** step)
+        return 1 - lr * self.weight_decay
 
     @torch.no_grad()
     def catch_up(self, ids: Tensor) -> None:
-        """Bring the rows of `ids` to the current step, as if every step had moved them."""
-        rows = ids.flatten().unique()
-        self._make_up(rows[self._is_behind(rows)])
+        """Bring the rows of `ids` `[n]` to the current step, as if every step had moved them."""
+        step = self.steps
+        if self._kernels:
+            self._skipped.reach(step)
+            tables = self._skipped
+            self._kernels.catch_up(
+                ids.numpy(), *self._arrays(), step, tables.sums, tables.decay, tables.alpha,
+                tables.h, self.betas, self.eps, FIRST_FLAT_STEP,
+            )  # fmt: skip
+        else:
+            self._make_up(ids.unique(), step)
 
-    @torch.no_grad()
     def flush(self, *, chunk: int = 16_384) -> None:
         """Bring the whole table to the current step; before evaluation or export."""
-        if not self.dense:
-            return
-        behind = self._is_behind(slice(None)).nonzero().squeeze(1)
-        for rows in behind.split(chunk):
-            self._make_up(rows)
+        if self.dense:
+            every = torch.arange(self.touched.shape[0], device=self.touched.device)
+            for ids in every.split(chunk):
+                self.catch_up(ids)
 
-    def _is_behind(self, rows: Tensor | slice) -> Tensor:
+    def state(self) -> dict[str, Tensor]:
+        """All state, not copied."""
+        return {
+            "steps": torch.tensor(self.steps),
+            "first": self.first,
+            "second": self.second,
+            "touched": self.touched,
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Restore what `state` returned."""
+        self.steps = int(state["steps"])
+        for name in ("first", "second", "touched"):
+            getattr(self, name).copy_(state[name])
+        self._reads = []
+
+    def _make_up(self, rows: Tensor, step: int) -> None:
+        """`catch_up` of distinct rows, in torch."""
         touched = self.touched[rows]
-        return (touched > 0) & (touched < int(self.step_count))  # never touched: m = 0, stays
-
-    def _make_up(self, rows: Tensor) -> None:
+        rows = rows[(touched > 0) & (touched < step)]  # never touched: m = 0, stays
         if rows.numel() == 0:
             return
-        start = self.touched[rows].double()
-        gap = int(self.step_count) - start
+        start = self.touched[rows].long()
         first, second = self.first[rows], self.second[rows]
+        moments = self._moments(start, step)
         flat = start >= FIRST_FLAT_STEP
-        move = torch.empty_like(first)
-        for chosen, total in ((flat, self._expanded), (~flat, self._term_by_term)):
-            if bool(chosen.any()):
-                move[chosen] = total(start[chosen], gap[chosen], first[chosen], second[chosen])
-        self.table.weight.data[rows] -= move
-        self.first[rows] = first * (self.betas[0] ** gap).float().unsqueeze(1)
-        self.second[rows] = second * (self.betas[1] ** gap).float().unsqueeze(1)
-        self.touched[rows] = int(self.step_count)
+        total = torch.where(
+            flat.unsqueeze(1),
+            _around_the_mean(moments, second, self.eps),
+            _in_powers_of_r(moments, second, self.eps),
+        )
+        small = self.eps * moments[-2] < SMALL * second.sqrt() * moments[-1]
+        odd = (~flat & ~small.all(dim=1)).nonzero().squeeze(1)
+        if odd.numel():
+            total[odd] = self._term_by_term(start[odd], step, second[odd])
+        self.table.weight.data[rows] -= first * total
+        gap = (step - start).double().unsqueeze(1)
+        self.first[rows] = first * (self.betas[0] ** gap).to(first.dtype)
+        self.second[rows] = second * (self.betas[1] ** gap).to(first.dtype)
+        self.touched[rows] = step
 
-    def _expanded(self, start: Tensor, gap: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """The sum by its expansion; float32 `[n, J]` tables are all it costs."""
-        i, _, a = self._weights(start, gap)
-        # b_i = 1/√(β2^{-i} − β2^s): the powers of i are shared by all rows, s is one per row.
-        growth = (self.betas[1] ** -i.double()).float()
-        b = torch.rsqrt(growth - (self.betas[1] ** start).float().unsqueeze(1))  # [n, J]
-        total = a.sum(dim=1, keepdim=True)  # A
-        centre = (a * b).sum(dim=1, keepdim=True) / total.clamp(min=1e-30)  # b̄
-        offset = b.sub_(centre)
-        weighted = a.mul_(offset).mul_(offset)
-        square = weighted.sum(dim=1, keepdim=True)  # S2
-        cube = weighted.mul_(offset).sum(dim=1, keepdim=True)  # S3
-        root = second.sqrt()
-        # Multiplied through by √v, so that v = 0 needs no case of its own.
-        x = root / (centre * root + self.eps)  # 1 / (b̄ + ε/√v), [n, d]
-        series = x * (total + x * x * (square - cube * x))
-        return first * series / root.clamp(min=1e-30)
+    def _moments(self, start: Tensor, step: int) -> dict[int, Tensor]:
+        """M_k(s, step − s) of rows last touched at s = `start` `[n]`, by k: `[n, 1]` each."""
+        self._skipped.reach(step)
+        sums, decay = (
+            torch.from_numpy(table).to(start.device)
+            for table in (self._skipped.sums, self._skipped.decay)
+        )
+        gap = (step - start).clamp(max=len(decay) - 1)  # the last ones are as good as 0
+        values = sums[start] - decay[gap] * sums[step]
+        return {int(k): values[:, i : i + 1] for i, k in enumerate(POWERS)}
 
-    def _term_by_term(self, start: Tensor, gap: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """The sum as written, while bias corrections still change from step to step."""
+    def _term_by_term(self, start: Tensor, step: int, second: Tensor) -> Tensor:
+        """Σ a_i / (b_i √v + ε) as written, `[n, d]`."""
         beta1, beta2 = self.betas
-        i, k, a = self._weights(start, gap)
-        a = (a / (1 - beta1 ** k.double())).float()
-        b = (beta2 ** i.double() / (1 - beta2 ** k.double())).sqrt().float()
-        root = second.sqrt()
-        move = torch.zeros_like(first)
-        for j in range(a.shape[1]):
-            move += a[:, j : j + 1] * first / (root * b[:, j : j + 1] + self.eps)
-        return move
-
-    def _weights(self, start: Tensor, gap: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Offsets i `[J]`, steps k = s + i `[n, J]` and lr_k β1^i `[n, J]`, 0 beyond the gap."""
-        longest = min(int(gap.max()), _horizon(*self.betas))
-        i = torch.arange(1, longest + 1, dtype=torch.float32, device=start.device)
-        k = start.float().unsqueeze(1) + i
-        a = self.rate(k) * (self.betas[0] ** i)
-        if int(gap.min()) < longest:
-            a.masked_fill_(i > gap.float().unsqueeze(1), 0.0)
-        return i, k, a
+        alpha, h = (
+            torch.from_numpy(table).to(start.device)
+            for table in (self._skipped.alpha, self._skipped.h)
+        )
+        root, total = second.sqrt(), torch.zeros_like(second)
+        for i in range(1, min(int((step - start).max()), len(self._skipped.decay)) + 1):
+            a = torch.where(start + i <= step, alpha[start + i] * beta1**i, 0.0).unsqueeze(1)
+            b = (h[start + i] * beta2 ** (i / 2)).unsqueeze(1)
+            total += (a / (root * b + self.eps)).to(total.dtype)
+        return total
 
 
-def _horizon(beta1: float, beta2: float) -> int:
-    """Number of skipped steps after which the moment's pull is below `NEGLIGIBLE`."""
-    ratio = beta1 / beta2**0.5
-    horizon = 1
-    while ratio**horizon > NEGLIGIBLE * (1 - ratio):
-        horizon += 1
-    return horizon
+def _around_the_mean(M: dict[int, Tensor], second: Tensor, eps: float) -> Tensor:
+    """Σ a/(b + r) / √v by its expansion around b̄."""
+    mean = M[1] / M[0].clamp(min=1e-300)
+    A, centre, S2, S3 = (
+        value.to(second.dtype)
+        for value in (M[0], mean, M[2] - mean * M[1], M[3] - 3 * mean * M[2] + 2 * mean**2 * M[1])
+    )
+    root = second.sqrt()
+    # Multiplied through by √v, so that v = 0 needs no case of its own.
+    x = root / (centre * root + eps)  # 1 / (b̄ + ε/√v), [n, d]
+    return x * (A + x * x * (S2 - S3 * x)) / root.clamp(min=1e-30)
+
+
+def _in_powers_of_r(M: dict[int, Tensor], second: Tensor, eps: float) -> Tensor:
+    """Σ a/(b + r) / √v by its series in r = ε/√v."""
+    root = second.sqrt().clamp(min=1e-30)
+    r = eps / root
+    i1, i2, i3, i4 = (M[-k].to(second.dtype) for k in (1, 2, 3, 4))
+    return (i1 - r * (i2 - r * (i3 - r * i4))) / root
+
+
+def _kernels(weight: Tensor, compiled: bool | None) -> ModuleType | None:
+    """The numba kernels, or None where they cannot be used."""
+    possible = weight.device.type == "cpu" and weight.dtype == torch.float32
+    if compiled is False or (compiled is None and not possible):
+        return None
+    try:
+        from crossbatch.training import row_kernels
+    except ImportError:
+        if compiled:
+            raise
+        return None
+    return row_kernels

@@ -6,8 +6,9 @@ result = trainer.fit(dataset.batches(128, seed=0), evaluate, max_steps=100_000)
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -124,7 +125,7 @@ class Trainer:
     def train_step(self, batch: TrainingBatch) -> StepRecord:
         """One batch: forward, loss, backward, update, observe."""
         ids = batch.item_ids
-        with torch.autocast(ids.device.type, self.autocast, enabled=self.autocast is not None):
+        with self._precision(ids.device):
             u, v = self.model(batch.history, ids, batch.user_ids)  # f_u(U), g_v(I): [B, d]
             positives = Candidates(v, ids, self.sampler.log_q(ids))
             negatives = self.sampler.draw(u, positives, self.model.items)  # M ∪ B for CBNS
@@ -140,7 +141,7 @@ class Trainer:
         objective = loss
         if self.l2:
             objective = loss + self.l2 * (u.square().sum() + v.square().sum()) / u.shape[0]
-        torch.autograd.backward(objective / self.accumulate)
+        (objective / self.accumulate if self.accumulate > 1 else objective).backward()
         self.step += 1
         lr = 0.0
         if self.step % self.accumulate == 0:
@@ -199,6 +200,11 @@ class Trainer:
             if self.step % self.accumulate == 0 and interrupted():
                 return "interrupted"
         return "max_steps"
+
+    def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(device.type, self.autocast)
 
     def _exclude(self, batch: TrainingBatch, negatives: Candidates) -> Tensor | None:
         if not self.mask_history:

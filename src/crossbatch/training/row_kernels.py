@@ -1,0 +1,241 @@
+"""Row updates compiled by numba: one pass over the rows that a batch touched, no temporaries.
+
+`RowAdam` does the same with torch operations where numba is not installed, and tests hold the two
+against each other. Arrays are `w`, `m`, `v` `[R, d]` float32 and `touched` `[R]` int32.
+
+The rows lie anywhere in tables much larger than any cache, so the time goes into waiting for
+memory. Each kernel therefore works in blocks: `_fetch` asks for all lines of a block's rows, which
+wait together, and then the arithmetic finds them in the cache. That alone is a factor of 2.5.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import numpy as np
+from numba import njit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Array = np.ndarray
+
+Kernel = TypeVar("Kernel", bound="Callable[..., object]")
+
+
+def compiled(function: Kernel) -> Kernel:
+    """Compile on first use and keep the result on disk."""
+    # NumPy's division by zero (no branch per element) and fused multiply-adds: both vectorise.
+    compile_ = njit(cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)
+    return cast("Kernel", compile_(function))
+
+
+BLOCK = 32  # rows fetched ahead; their lines fit the first-level cache
+LINE = 16  # float32 values of a cache line
+
+
+@compiled
+def _fetch(rows: Array, table: Array) -> np.float32:
+    """Load every cache line of `rows` of `table` `[R, d]`; the sum keeps the loads alive."""
+    total = np.float32(0)
+    for n in range(rows.shape[0]):
+        for k in range(0, table.shape[1], LINE):
+            total += table[rows[n], k]
+    return total
+
+
+@compiled
+def add_up(
+    ids: Array,
+    bags: Array,
+    gradient: Array,
+    padding: int,
+    slots: Array,
+    rows: Array,
+    totals: Array,
+    count: int,
+) -> tuple[int, int]:
+    """Add the gradients of one read to the totals of their rows; return the number of rows first.
+
+    Args:
+        ids: `[n]` rows of the table.
+        bags: `[n]` rows of `gradient`; empty where these are 0 … n − 1.
+        gradient: `[m, d]`.
+        padding: Row to leave out, or −1.
+        slots: `[R]` int32, place of each row in `rows`, −1 for none.
+        rows: `[>= count + n]` int64, distinct rows so far.
+        totals: `[>= count + n, d]` their gradients.
+        count: Number of rows so far.
+    """
+    fetched = 0
+    for n in range(ids.shape[0]):
+        if n % BLOCK == 0:
+            for row in ids[n : n + BLOCK]:
+                fetched += slots[row]
+        row = ids[n]
+        if row == padding:
+            continue
+        source = gradient[bags[n]] if bags.shape[0] else gradient[n]
+        slot = slots[row]
+        if slot < 0:
+            slots[row] = count
+            rows[count] = row
+            totals[count] = source
+            count += 1
+        else:
+            total = totals[slot]
+            for k in range(source.shape[0]):
+                total[k] += source[k]
+    return count, fetched
+
+
+@compiled
+def adam(
+    rows: Array,
+    totals: Array,
+    slots: Array,
+    w: Array,
+    m: Array,
+    v: Array,
+    touched: Array,
+    step: int,
+    rates: Array,
+) -> np.float32:
+    """One Adam step of `rows` `[n]` by `totals` `[n, d]`; their slots are free afterwards.
+
+    Args:
+        rows: Distinct rows.
+        totals: Their gradients.
+        slots: As in `add_up`.
+        w: Weights.
+        m: First moments.
+        v: Second moments.
+        touched: Last step of each row.
+        step: This step.
+        rates: float32 `[7]`: lr/(1 − β1^t), 1 − β1, β2, 1 − β2, 1/√(1 − β2^t), ε, 1 − lr·decay.
+            Each is rounded once: 1 − β2 of a rounded β2 would be off by 1e-5.
+    """
+    lr, inertia, beta2, renewal, scale, eps, shrink = rates
+    fetched = np.float32(0)
+    for n in range(rows.shape[0]):
+        if n % BLOCK == 0:
+            block = rows[n : n + BLOCK]
+            fetched += _fetch(block, w) + _fetch(block, m) + _fetch(block, v)
+        row, g = rows[n], totals[n]
+        slots[row] = -1
+        touched[row] = step
+        weight, first, second = w[row], m[row], v[row]
+        for k in range(g.shape[0]):
+            first[k] += inertia * (g[k] - first[k])
+            second[k] = beta2 * second[k] + renewal * g[k] * g[k]
+            root = np.sqrt(second[k]) * scale + eps
+            weight[k] = shrink * weight[k] - lr * first[k] / root
+    return fetched
+
+
+@compiled
+def catch_up(
+    ids: Array,
+    w: Array,
+    m: Array,
+    v: Array,
+    touched: Array,
+    step: int,
+    sums: Array,
+    decay: Array,
+    alpha: Array,
+    h: Array,
+    betas: tuple[float, float],
+    eps: float,
+    flat_from: int,
+) -> np.float32:
+    """Bring the rows `ids` `[n]` to `step`, as if every step since their last had moved them.
+
+    Args:
+        ids: Rows, repeats welcome.
+        w: Weights.
+        m: First moments.
+        v: Second moments.
+        touched: Last step of each row; 0 for never, and such rows stay.
+        step: Step to reach.
+        sums: As in `SkippedSteps`.
+        decay: As in `SkippedSteps`.
+        alpha: As in `SkippedSteps`.
+        h: As in `SkippedSteps`.
+        betas: β1, β2.
+        eps: ε.
+        flat_from: First start whose expansion around the mean of b is exact.
+    """
+    epsilon = np.float32(eps)
+    total = np.empty(sums.shape[1])
+    fetched = np.float32(0)
+    for n in range(ids.shape[0]):
+        if n % BLOCK == 0:
+            block = ids[n : n + BLOCK]
+            fetched += _fetch(block, w) + _fetch(block, m) + _fetch(block, v)
+        row = ids[n]
+        start = touched[row]
+        if start == 0 or start == step:
+            continue
+        gap = step - start
+        touched[row] = step
+        for k in range(total.shape[0]):
+            beyond = decay[gap, k] * sums[step, k] if gap < decay.shape[0] else 0.0
+            total[k] = sums[start, k] - beyond
+        weight, first, second = w[row], m[row], v[row]
+        if total[0] > 0 and start >= flat_from:
+            _move_flat(weight, first, second, total, epsilon)
+        elif total[0] > 0:
+            _move_early(weight, first, second, total, epsilon, start, gap, decay, alpha, h, betas)
+        shrink_m = np.float32(betas[0] ** gap)
+        shrink_v = np.float32(betas[1] ** gap)
+        for k in range(weight.shape[0]):
+            first[k] *= shrink_m
+            second[k] *= shrink_v
+    return fetched
+
+
+@compiled
+def _move_flat(weight: Array, first: Array, second: Array, total: Array, eps: np.float32) -> None:
+    """Σ a/(b + r) around the mean of b: A/(b̄ + r) + S2/(b̄ + r)³ − S3/(b̄ + r)⁴."""
+    b = total[1] / total[0]
+    A, centre = np.float32(total[0]), np.float32(b)
+    S2 = np.float32(total[2] - b * total[1])
+    S3 = np.float32(total[3] - 3 * b * total[2] + 2 * b * b * total[1])
+    tiny = np.float32(1e-30)
+    for k in range(weight.shape[0]):
+        root = np.sqrt(second[k])
+        x = root / (centre * root + eps)  # 1 / (b̄ + ε/√v)
+        weight[k] -= first[k] * x * (A + x * x * (S2 - S3 * x)) / max(root, tiny)
+
+
+@compiled
+def _move_early(
+    weight: Array,
+    first: Array,
+    second: Array,
+    total: Array,
+    eps: np.float32,
+    start: int,
+    gap: int,
+    decay: Array,
+    alpha: Array,
+    h: Array,
+    betas: tuple[float, float],
+) -> None:
+    """Σ a/(b + r) as a series in r where that is small, else term by term."""
+    i1, i2 = np.float32(total[4]), np.float32(total[5])
+    i3, i4 = np.float32(total[6]), np.float32(total[7])
+    for k in range(weight.shape[0]):
+        root = np.sqrt(second[k])
+        if eps * i2 < np.float32(0.01) * root * i1:
+            r = eps / root
+            weight[k] -= first[k] * (i1 - r * (i2 - r * (i3 - r * i4))) / root
+        else:
+            share, shrink, move = 1.0, 1.0, 0.0
+            for i in range(1, min(gap, decay.shape[0]) + 1):
+                share *= betas[0]
+                shrink *= betas[1]
+                move += alpha[start + i] * share / (root * h[start + i] * math.sqrt(shrink) + eps)
+            weight[k] -= np.float32(move) * first[k]
