@@ -8,7 +8,8 @@ bundle.recommend([["i17", "i4"]], k=20)
 from crossbatch.serving.bundle import Bundle, open_bundle
 from crossbatch.serving.export import export_bundle
 from crossbatch.serving.manifest import BundleError
-from crossbatch.serving.recommender import Recommendation, Recommender, ScoredItem
+from crossbatch.serving.recommender import Recommender
+from crossbatch.serving.results import Recommendation, ScoredItem
 
 __all__ = [
     "Bundle",

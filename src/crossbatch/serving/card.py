@@ -53,7 +53,10 @@ open_bundle("THIS_FOLDER").recommend([{keys.split(",")!r}], k=10)
 
 
 def _data(bundle: Bundle, facts: dict[str, Any]) -> str:
-    counts, data = facts["origin"]["dataset"]["counts"], facts["origin"]["dataset"]
+    data = facts["origin"].get("dataset")
+    if data is None:
+        return ""
+    counts = data["counts"]
     return f"""## Training data
 
 {counts["train_interactions"]:,} interactions of {counts["train_users"]:,} users with

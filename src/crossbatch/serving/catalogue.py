@@ -1,9 +1,9 @@
-"""Who the items of a bundle are: keys, titles and counts as memory-mapped arrays."""
+"""Who the items are: keys, titles and counts; those of a bundle as memory-mapped arrays."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import polars as pl
@@ -15,10 +15,34 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from crossbatch.serving.recommender import Catalogue
-
 KEYS, TITLES, COUNTS = "item_keys", "item_titles", "item_counts"
 HASHES, ROWS = "item_key_hashes", "item_key_rows"
+
+
+class Catalogue(Protocol):
+    """Who the items are; `crossbatch.data.Dataset` is one, a bundle's files are another."""
+
+    @property
+    def num_items(self) -> int:
+        """Items are 1 … this."""
+        ...
+
+    @property
+    def item_counts(self) -> np.ndarray:
+        """Training interactions of each item, int64 `[num_items + 1]`."""
+        ...
+
+    def item_ids(self, keys: Sequence[str]) -> np.ndarray:
+        """Ids of items by their keys, 0 where unknown; int64."""
+        ...
+
+    def item_keys(self, ids: Iterable[int]) -> list[str]:
+        """Keys of items."""
+        ...
+
+    def item_titles(self, ids: Iterable[int]) -> list[str]:
+        """Titles of items, their keys where there is none."""
+        ...
 
 
 class StoredCatalogue:

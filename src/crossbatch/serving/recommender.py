@@ -5,17 +5,16 @@ recommender.recommend([["i17", "i4"]], k=20)[0].items[0].title
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from crossbatch.errors import ConfigError
 from crossbatch.retrieval import TopK
 from crossbatch.serving.profiles import Profiles, encode_profiles, with_profiles
+from crossbatch.serving.results import Ranking, Recommendation, ScoredItem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,73 +24,7 @@ if TYPE_CHECKING:
     from crossbatch.data.encoders import Encoder
     from crossbatch.models import TwoTower
     from crossbatch.retrieval import Index
-
-
-class Catalogue(Protocol):
-    """Who the items are; `crossbatch.data.Dataset` is one, a bundle's files are another."""
-
-    @property
-    def num_items(self) -> int:
-        """Items are 1 … this."""
-        ...
-
-    @property
-    def item_counts(self) -> np.ndarray:
-        """Training interactions of each item, int64 `[num_items + 1]`."""
-        ...
-
-    def item_ids(self, keys: Sequence[str]) -> np.ndarray:
-        """Ids of items by their keys, 0 where unknown; int64."""
-        ...
-
-    def item_keys(self, ids: Iterable[int]) -> list[str]:
-        """Keys of items."""
-        ...
-
-    def item_titles(self, ids: Iterable[int]) -> list[str]:
-        """Titles of items, their keys where there is none."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredItem:
-    """An item of a list; `interest` says which of the user's K vectors it answers to."""
-
-    id: int
-    key: str
-    title: str
-    score: float
-    interest: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """A user's list, best first.
-
-    Attributes:
-        items: At most k; fewer only if the catalogue has no more to offer.
-        unknown: Keys of the history that are no items of the catalogue.
-        popular: Whether nothing was known of the user, so that the list is the most popular items.
-    """
-
-    items: list[ScoredItem]
-    unknown: list[str]
-    popular: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """Lists of B users as arrays; empty slots have item id 0.
-
-    Attributes:
-        top: Scores and item ids `[B, k]`.
-        interest: Which interest each item answers to, `[B, k]`.
-        popular: `[B]`, True where nothing was known of a user.
-    """
-
-    top: TopK
-    interest: Tensor
-    popular: Tensor
+    from crossbatch.serving.catalogue import Catalogue
 
 
 class Recommender:
@@ -215,7 +148,7 @@ class Recommender:
             profiles=self.profiles(user_features, len(histories)),
         )
         return [
-            Recommendation(self._named(ranking, row), keys, bool(ranking.popular[row]))
+            Recommendation(self.named(ranking, row), keys, bool(ranking.popular[row]))
             for row, keys in enumerate(unknown)
         ]
 
@@ -269,12 +202,13 @@ class Recommender:
             raise ConfigError(f"{key!r} is no item of the catalogue")
         if not 1 <= k < self.num_items:
             raise ConfigError(f"k must be 1 to {self.num_items - 1} (all others), got {k}")
-        cosines = functional.cosine_similarity(self.item_vectors, self.item_vectors[item], dim=1)
+        query = self.item_vectors[item] / self._lengths[item]
+        cosines = (self.item_vectors @ query) / self._lengths
         cosines[[0, item]] = -torch.inf
         best = cosines.topk(k)
         interest = torch.zeros(1, k, dtype=torch.long)
         top = TopK(best.values[None], best.indices[None])
-        return self._named(Ranking(top, interest, torch.zeros(1, dtype=torch.bool)), 0)
+        return self.named(Ranking(top, interest, torch.zeros(1, dtype=torch.bool)), 0)
 
     def _interest(self, interests: Tensor, item_ids: Tensor) -> Tensor:
         """Which of the interests `[B, K, d]` scores each of the items `[B, k]` highest."""
@@ -283,11 +217,17 @@ class Recommender:
         scores = interests @ self.item_vectors[item_ids].transpose(1, 2)  # [B, K, k]
         return scores.argmax(dim=1)
 
-    def _named(self, ranking: Ranking, row: int) -> list[ScoredItem]:
+    def named(self, ranking: Ranking, row: int) -> list[ScoredItem]:
+        """One user's list with keys and titles; empty places are left out."""
         ids = [item for item in ranking.top.item_ids[row].tolist() if item]
         columns = (ranking.top.scores[row].tolist(), ranking.interest[row].tolist())
         named = zip(ids, self.item_keys(ids), self.item_titles(ids), *columns, strict=False)
         return [ScoredItem(*entry) for entry in named]
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        lengths: Tensor = self.item_vectors.norm(dim=1).clamp_min(1e-12)
+        return lengths
 
     @cached_property
     def _by_popularity(self) -> np.ndarray:
