@@ -47,3 +47,12 @@ def describe(packages: tuple[str, ...] = ("torch", "numpy")) -> dict[str, str | 
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
     }
+
+
+def free_bytes() -> int:
+    """Memory that new data can take without swapping; Linux's estimate, else all there is."""
+    information = Path("/proc/meminfo")
+    if not information.exists():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lines = information.read_text().splitlines()
+    return 1024 * next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))

@@ -103,7 +103,7 @@ def _speed(document: Document) -> str:
 
 
 def _floors(document: Document) -> str:
-    lines = _header("floor of", "MFLOP", "rows", "MB", "10³ exp", "products", "rows", "exp", "ms")
+    lines = header("floor of", "MFLOP", "rows", "MB", "10³ exp", "products", "rows", "exp", "ms")
     for label, floor in document["floors"].items():
         seconds = floor["seconds"]
         cells = [
@@ -113,12 +113,12 @@ def _floors(document: Document) -> str:
             f"{floor['exponentials'] / 1e3:.0f}",
             *(f"{1e3 * value:.2f}" for value in seconds.values()),
         ]
-        lines.append(_line(label, *cells))
+        lines.append(table_line(label, *cells))
     return "\n".join(lines)
 
 
 def _steps(document: Document) -> str:
-    lines = _header("step", "CPU ms", "quartiles", "floor ms", "÷ floor", "aim", "")
+    lines = header("step", "CPU ms", "quartiles", "floor ms", "÷ floor", "aim", "")
     for label, row in document["rows"].items():
         if label in probes():
             continue
@@ -132,18 +132,18 @@ def _steps(document: Document) -> str:
             cells += [f"{least:.2f}", f"{middle / least:.2f}", f"≤ {aim}", verdict]
         else:
             cells += [""] * 4
-        lines.append(_line(label, *cells))
+        lines.append(table_line(label, *cells))
     return "\n".join(lines)
 
 
 def _ratios(document: Document) -> str:
-    lines = _header("ratio", "measured", "quartiles", "aim", "")
+    lines = header("ratio", "measured", "quartiles", "aim", "")
     for target in document["targets"]:
         low, high = target["quartiles"]
         sign = "−" if target["unit"] == "ms" else "÷"
         clock = " (wall)" if target["clock"] == "wall" else ""
         lines.append(
-            _line(
+            table_line(
                 f"{target['above']} {sign} {target['below']}{clock}",
                 f"{target['value']:.3g} {target['unit']}",
                 f"{low:.3g}-{high:.3g}",
@@ -158,9 +158,11 @@ def _verdict(met: bool) -> str:
     return "ok" if met else "missed"
 
 
-def _header(*names: str) -> list[str]:
-    return [_line(*names), "|---" * len(names) + "|"]
+def header(*names: str) -> list[str]:
+    """The two lines that open a Markdown table."""
+    return [table_line(*names), "|---" * len(names) + "|"]
 
 
-def _line(*cells: str) -> str:
+def table_line(*cells: str) -> str:
+    """One line of a Markdown table."""
     return f"| {' | '.join(cells)} |"

@@ -36,20 +36,30 @@ def generated(folder: Path, size: dict[str, int]) -> Dataset:
     return open_dataset(folder)
 
 
-def recipe(model: str, sampler: str, shape: Shape, *, adam: str = "lazy") -> Recipe:
-    """Id and category through an MLP in the item tower; an MLP behind YouTube DNN's mean."""
-    towers: dict[str, dict[str, Any]] = {
+def tower_options(model: str, shape: Shape) -> dict[str, Any]:
+    """Options of a user tower at a shape; YouTube DNN has an MLP behind its mean."""
+    options: dict[str, dict[str, Any]] = {
         "youtube_dnn": {"hidden": [HIDDEN]},
         "gru4rec": {},
         "mind": {"interests": shape.K, "iterations": shape.iterations},
     }
-    samplers: dict[str, dict[str, Any]] = {
+    return options[model]
+
+
+def sampler_options(sampler: str, shape: Shape) -> dict[str, Any]:
+    """Options of a sampler at a shape."""
+    options: dict[str, dict[str, Any]] = {
         "uniform": {"num_negatives": shape.negatives},
         "in_batch": {},
         "mixed": {"num_uniform": shape.num_uniform},
         # Read from the first step on: warm-up would be timed as in-batch.
         "cross_batch": {"capacity": shape.M, "warmup_steps": 0},
     }
+    return options[sampler]
+
+
+def recipe(model: str, sampler: str, shape: Shape, *, adam: str = "lazy") -> Recipe:
+    """Id and category through an MLP in the item tower."""
     return Recipe.from_dict(
         {
             "model": {
@@ -58,9 +68,9 @@ def recipe(model: str, sampler: str, shape: Shape, *, adam: str = "lazy") -> Rec
                 "item_features": ["category"],
                 "user_features": [],
                 "item": {"hidden": [HIDDEN], "feature_dims": {"category": shape.d}},
-                "tower": towers[model],
+                "tower": tower_options(model, shape),
             },
-            "sampler": {"name": sampler} | samplers[sampler],
+            "sampler": {"name": sampler} | sampler_options(sampler, shape),
             "train": {
                 "batch_size": shape.B,
                 "history_length": shape.L,

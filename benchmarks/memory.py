@@ -1,0 +1,115 @@
+"""Peak memory of `crossbatch train` at the full Amazon-Books shape, and the time to open a dataset.
+
+    python benchmarks/memory.py                # three models, a validation pass each: minutes
+    python benchmarks/memory.py --quick        # a smoke run on a tiny dataset
+
+Each training is a process of its own: 200 steps of cross-batch sampling, a validation pass, the
+checkpoint of the best model; then Ctrl-C, which writes one more checkpoint. The peak is the largest
+resident set that the system saw, memory-mapped files included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from crossbatch.data import open_dataset
+from measure.floor import HIDDEN
+from measure.machine import describe
+from measure.shape import FULL, MODELS, TINY, generated
+
+RECIPES = Path(__file__).parent.parent / "recipes" / "paper"
+TARGET_MB = 1_200
+POLL_SECONDS = 0.2
+
+
+def train(model: str, data: Path, run: Path, steps: int) -> dict[str, float]:
+    """Train until the first validation is in the journal; peak memory and seconds."""
+    shutil.rmtree(run, ignore_errors=True)
+    settings = [
+        'model.item_features=["category"]',
+        f"model.item={{hidden = [{HIDDEN}], feature_dims = {{category = 64}}}}",
+        "sampler.warmup_steps=0",
+        f"train.eval_every={steps}",
+    ]
+    recipe = RECIPES / f"{model}-cross_batch.toml"
+    command = [sys.executable, "-m", "crossbatch", "train", str(recipe), "--quiet"]
+    command += ["--data", str(data), "--out", str(run)]
+    command += [word for setting in settings for word in ("--set", setting)]
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    seconds = None
+    while True:
+        ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if ended:
+            break
+        if seconds is None and evaluated(run / "journal.jsonl"):
+            seconds = time.perf_counter() - start
+            os.kill(process.pid, signal.SIGINT)
+        time.sleep(POLL_SECONDS)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    shutil.rmtree(run, ignore_errors=True)
+    if seconds is None:
+        sys.exit(f"no validation came of: {' '.join(command)}")
+    return {"peak_mb": usage.ru_maxrss / 1024, "seconds": seconds}
+
+
+def evaluated(journal: Path) -> bool:
+    """Whether a validation pass has been written down."""
+    if not journal.exists():
+        return False
+    return any('"eval"' in line for line in journal.read_text().splitlines())
+
+
+def opening(data: Path, repeats: int = 20) -> float:
+    """Seconds to open a dataset, the median of some."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        open_dataset(data)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, help="dataset folder; generated where absent")
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--steps", type=int, default=200, help="before the validation pass")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: numbers mean nothing")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out")
+    options = parser.parse_args()
+    if options.quick:
+        options.models, options.steps = options.models[:1], 5
+    options.out.mkdir(parents=True, exist_ok=True)
+    data = options.data or options.out / ("data-tiny" if options.quick else "data-full")
+    generated(data, TINY if options.quick else FULL)
+    seconds = opening(data)
+    training = {
+        model: train(model, data, options.out / f"memory-{model}", options.steps)
+        for model in options.models
+    }
+    print(f"opening the dataset: {1e3 * seconds:.2f} ms")
+    for model, row in training.items():
+        verdict = "ok" if row["peak_mb"] <= TARGET_MB else "missed"
+        print(f"{model}: {row['peak_mb']:,.0f} MB (≤ {TARGET_MB:,}: {verdict})")
+    document = {
+        "machine": describe(),
+        "quick": options.quick,
+        "opening_seconds": seconds,
+        "target_mb": TARGET_MB,
+        "training": training,
+    }
+    (options.out / "memory.json").write_text(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main()
