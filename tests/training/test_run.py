@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.training import fit
-from crossbatch.training.saved import evaluate_runs, open_run, recommend
+from crossbatch.training.saved import evaluate_runs, open_run
 
 from .conftest import RECIPE, recipe_file
 
@@ -199,21 +198,6 @@ def test_open_run_refuses_what_is_none(tmp_path, dataset, finished):
     (broken / "config.json").write_text((finished[0] / "config.json").read_text())
     with pytest.raises(DataError, match="no best model"):
         open_run(broken)
-
-
-def test_recommend_leaves_out_the_history_and_ranks_by_score(finished):
-    saved = open_run(finished[0])
-    top = recommend(saved, [3, 1, 2], 10)
-    scores = [score for _, score in top]
-    assert len(top) == 10
-    assert not {item for item, _ in top} & {1, 2, 3}
-    assert scores == sorted(scores, reverse=True)
-    # Brute force over the whole catalogue.
-    with torch.no_grad():
-        vectors = saved.towers.items(torch.arange(1, saved.dataset.num_items + 1))
-        user = saved.towers.users(torch.tensor([[3, 1, 2]]))[0, 0]
-    expected = (vectors @ user).sort(descending=True).indices + 1
-    assert [item for item, _ in top] == [i for i in expected.tolist() if i > 3][:10]
 
 
 def test_baselines_stand_beside_the_model(finished):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crossbatch.cli.progress_bars import progress_bars
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from crossbatch.data import Column, Source
-    from crossbatch.data.progress import Progress
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Dataset folder to create.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")]
@@ -113,7 +110,7 @@ def prepare(
         "seed": seed,
     }
     options = PrepareOptions.merged(raw.defaults, given)
-    with _progress(quiet=quiet) as progress:
+    with progress_bars(quiet=quiet) as progress:
         manifest = run(raw, out, options, overwrite=overwrite, progress=progress)
     if not quiet:
         _summary(manifest, out)
@@ -146,7 +143,7 @@ def synth(
             typer.echo(f"raw log written to {raw}: crossbatch prepare {raw} --out DATASET")
     if out is not None:
         chosen = PrepareOptions(cold_items=cold)
-        with _progress(quiet=quiet) as progress:
+        with progress_bars(quiet=quiet) as progress:
             manifest = run(
                 synthetic_source(options), out, chosen, overwrite=overwrite, progress=progress
             )
@@ -211,32 +208,6 @@ def _limit(text: str) -> float:
         return float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError as error:
         raise ConfigError(f"--max-bad-lines is a share (0.1%) or a number, got {text!r}") from error
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Progress]:
-    """Show one bar a stage on a terminal; nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield lambda _stage, _done, _total: None
-        return
-    columns = (TextColumn("{task.description:<10}"), BarColumn(), TextColumn("{task.fields[note]}"))
-    with Bars(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def report(stage: str, done: int, total: int | None) -> None:
-            if stage not in tasks:
-                for task in tasks.values():
-                    bars.update(task, total=1, completed=1)
-                tasks[stage] = bars.add_task(stage, total=total, note="")
-            note = f"{done:,}" if total is None and done else ""
-            bars.update(tasks[stage], completed=done, total=total, note=note)
-
-        yield report
 
 
 def _summary(manifest: dict[str, Any], out: Path) -> None:

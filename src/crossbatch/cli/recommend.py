@@ -1,16 +1,17 @@
-"""`crossbatch recommend`."""
+"""`crossbatch recommend`: for one history, for a test user of a run, for a file of users."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crossbatch.cli.progress_bars import progress_bars
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from crossbatch.training.saved import SavedRun
+    from crossbatch.serving.results import ScoredItem
 
 
 def register(app: typer.Typer) -> None:
@@ -19,85 +20,182 @@ def register(app: typer.Typer) -> None:
 
 
 def recommend(
-    run: Annotated[Path, typer.Argument(help="Run folder of a finished training.")],
+    source: Annotated[Path, typer.Argument(help="Bundle, or run folder of a training.")],
     history: Annotated[
         str | None, typer.Option(help="Item ids of the source, oldest first, comma-separated.")
     ] = None,
     user: Annotated[
-        int | None, typer.Option(help="Instead: the n-th test user, with what they did next.")
+        int | None, typer.Option(help="Of a run: the n-th test user, with what they did next.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 20,
+    users: Annotated[
+        Path | None, typer.Option(help="File of users: Parquet, CSV, JSON lines; needs --out.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File of the lists.")] = None,
+    k: Annotated[int, typer.Option("-k", help="How many items.")] = 20,
+    user_features: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE,...", help="What is known of the user.")
+    ] = None,
     exclude_seen: Annotated[bool, typer.Option(help="Leave out items of the history.")] = True,
     data: Annotated[
-        Path | None, typer.Option(help="Dataset folder, if it has moved since training.")
+        Path | None, typer.Option(help="Of a run: the dataset folder, if it has moved.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", "--force", help="Replace an existing --out.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")
+    ] = False,
 ) -> None:
-    """Recommend items for a history.
+    """Recommend items for a history, or for every user of a file.
 
-    Example: crossbatch recommend runs/first --history i17,i4 -k 10
+    Examples: crossbatch recommend first.bundle --history i17,i4 -k 10;
+    crossbatch recommend first.bundle --users users.parquet --out lists.parquet
     """
-    from crossbatch.training.saved import open_run
-    from crossbatch.training.saved import recommend as search
-
-    if (history is None) == (user is None):
-        raise ConfigError("pass either --history ITEM,ITEM or --user N")
-    saved = open_run(run, data=data)
-    if history is None:
-        assert user is not None
-        shown, targets, user_id = _test_user(saved, user)
+    if sum(option is not None for option in (history, user, users)) != 1:
+        raise ConfigError("pass either --history ITEM,ITEM or --user N or --users FILE")
+    if (users is None) != (out is None):
+        raise ConfigError("--users FILE and --out FILE belong together")
+    if users is not None and out is not None:
+        if user_features:
+            raise ConfigError("features of many users are columns of --users, not --user-features")
+        _many(source, data, users, out, k, exclude_seen, overwrite=overwrite, quiet=quiet)
+    elif user is not None:
+        shown, targets, items = _test_user(source, data, user, k, exclude_seen=exclude_seen)
+        _show(shown, targets, items, [], as_json=as_json)
     else:
-        shown, targets, user_id = _known_items(saved, history), [], None
-    top = search(saved, shown, k, user_id=user_id, exclude_seen=exclude_seen)
-    _print(saved, shown, targets, top)
+        assert history is not None
+        keys = [key.strip() for key in history.split(",") if key.strip()]
+        _one(source, data, keys, k, user_features, exclude_seen=exclude_seen, as_json=as_json)
 
 
-def _known_items(saved: SavedRun, history: str) -> list[int]:
-    keys = [key.strip() for key in history.split(",") if key.strip()]
-    ids = saved.dataset.item_ids(keys).tolist()
-    unknown = [key for key, item in zip(keys, ids, strict=True) if item == 0]
-    if unknown:
-        typer.echo(f"crossbatch: unknown items left out: {', '.join(unknown)}", err=True)
-    known = [item for item in ids if item]
-    if not known:
-        raise ConfigError(f"--history {history!r} holds no item of the dataset; check the ids")
-    return known
-
-
-def _test_user(saved: SavedRun, number: int) -> tuple[list[int], list[int], int]:
-    total = saved.dataset.num_eval_users("test")
-    if not 0 <= number < total:
-        raise ConfigError(f"--user must be 0 to {total - 1}, got {number}")
-    length = saved.recipe.train.history_length
-    for batch in saved.dataset.eval_batches("test", batch_size=1024, history_length=length):
-        if number < len(batch.user_ids):
-            history = [item for item in batch.history[number].tolist() if item]
-            return history, batch.targets[number].tolist(), int(batch.user_ids[number])
-        number -= len(batch.user_ids)
-    raise AssertionError("unreachable: the number was checked against the count")
-
-
-def _print(
-    saved: SavedRun, history: list[int], targets: list[int], top: list[tuple[int, float]]
+def _one(
+    source: Path,
+    data: Path | None,
+    keys: list[str],
+    k: int,
+    features: list[str] | None,
+    *,
+    exclude_seen: bool,
+    as_json: bool,
 ) -> None:
+    from crossbatch.serving.opening import open_recommender
+
+    recommender = open_recommender(source, data=data)
+    given = _features(features)
+    (answer,) = recommender.recommend(
+        [keys], k, exclude_seen=exclude_seen, user_features=[given] if given else None
+    )
+    if answer.popular:
+        raise ConfigError(
+            f"--history {','.join(keys)!r} holds no item of the catalogue that could be read; "
+            "check the ids"
+        )
+    if answer.unknown:
+        typer.echo(f"crossbatch: unknown items left out: {', '.join(answer.unknown)}", err=True)
+    known = [key for key in keys if key not in answer.unknown]
+    shown = recommender.item_titles(recommender.item_ids(known).tolist())
+    _show(shown, [], answer.items, answer.unknown, as_json=as_json)
+
+
+def _test_user(
+    source: Path, data: Path | None, number: int, k: int, *, exclude_seen: bool
+) -> tuple[list[str], list[int], list[ScoredItem]]:
+    """History, later choices and list of a test user of a run's dataset."""
+    from crossbatch.serving.from_run import held_out_user, run_recommender
+    from crossbatch.serving.manifest import MANIFEST
+    from crossbatch.training.saved import open_run
+
+    if (source / MANIFEST).is_file():
+        raise ConfigError("--user needs a run folder: a bundle keeps no users")
+    saved = open_run(source, data=data)
+    history, targets, profiles = held_out_user(saved, number)
+    recommender = run_recommender(saved)
+    ranking = recommender.rank([history], k, exclude_seen=exclude_seen, profiles=profiles)
+    return recommender.item_titles(history), targets, recommender.named(ranking, 0)
+
+
+def _many(
+    source: Path,
+    data: Path | None,
+    users: Path,
+    out: Path,
+    k: int,
+    exclude_seen: bool,
+    *,
+    overwrite: bool,
+    quiet: bool,
+) -> None:
+    from crossbatch.serving.batch import recommend_users
+    from crossbatch.serving.opening import open_recommender
+
+    recommender = open_recommender(source, data=data)
+    with progress_bars(quiet=quiet) as progress:
+        tally = recommend_users(
+            recommender,
+            users,
+            out,
+            k=k,
+            exclude_seen=exclude_seen,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    if not quiet:
+        typer.echo(f"{out}: {tally.rows:,} items for {tally.users:,} users")
+        if tally.unknown:
+            typer.echo(f"{tally.unknown:,} of {tally.items:,} history items are unknown: left out")
+        if tally.popular:
+            typer.echo(f"{tally.popular:,} users without a known item: the most popular items")
+
+
+def _features(options: list[str] | None) -> dict[str, Any]:
+    """Parse `name=value,name=value`, given once or several times."""
+    features: dict[str, Any] = {}
+    for part in ",".join(options or []).split(","):
+        name, separator, value = part.partition("=")
+        if part.strip() and not (separator and name.strip()):
+            raise ConfigError(f"--user-features needs NAME=VALUE,..., got {part!r}")
+        if part.strip():
+            features[name.strip()] = value.strip()
+    return features
+
+
+def _show(
+    history: list[str],
+    targets: list[int],
+    items: list[ScoredItem],
+    unknown: list[str],
+    *,
+    as_json: bool,
+) -> None:
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        document = {"items": [asdict(item) for item in items], "unknown": unknown}
+        typer.echo(json.dumps(document, indent=1, ensure_ascii=False))
+        return
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    dataset = saved.dataset
+    several = any(item.interest for item in items)
     table = Table(show_lines=False)
     table.add_column("history (newest last)")
     table.add_column("recommended")
+    table.add_column("item", no_wrap=True)
     table.add_column("score", justify="right")
-    left = [escape(title) for title in dataset.item_titles(history)]
-    titles = dataset.item_titles([item for item, _ in top])
-    right = [
-        (f"[bold green]{escape(title)} ✓[/]" if item in targets else escape(title), f"{score:.3f}")
-        for title, (item, score) in zip(titles, top, strict=True)
-    ]
-    for row in range(max(len(left), len(right))):
-        table.add_row(
-            left[row] if row < len(left) else "", *(right[row] if row < len(right) else ("", ""))
-        )
+    if several:
+        table.add_column("interest", justify="right")
+    for row in range(max(len(history), len(items))):
+        cells = [escape(history[row]) if row < len(history) else ""]
+        if row < len(items):
+            item = items[row]
+            title = escape(item.title)
+            cells.append(f"[bold green]{title} ✓[/]" if item.id in targets else title)
+            cells += [escape(item.key), f"{item.score:.3f}"]
+            cells += [str(item.interest + 1)] if several else []
+        table.add_row(*cells)
     if targets:
         table.caption = "✓ the user really chose it next"
     Console().print(table)

@@ -49,7 +49,7 @@ class StringTable:
         if not 0 <= row < len(self):
             raise IndexError(f"row must be in 0..{len(self) - 1}, got {row}")
         start, end = int(self._offsets[row]), int(self._offsets[row + 1])
-        return self._bytes[start:end].tobytes().decode("utf-8")
+        return str(self._bytes[start:end].tobytes(), "utf-8")
 
     def take(self, rows: Iterable[int]) -> list[str]:
         """Return the strings of the given rows."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crossbatch.data.features import read_encoders
+from crossbatch.errors import ConfigError
 from crossbatch.evaluation import encode_items
 from crossbatch.retrieval import ExactIndex
+from crossbatch.serving.profiles import Profiles, feature_table
 from crossbatch.serving.recommender import Recommender
 
 if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
     from crossbatch.models import ItemTower
     from crossbatch.training.saved import SavedRun
 
@@ -22,6 +27,7 @@ def run_recommender(saved: SavedRun) -> Recommender:
         item_tower: ItemTower = saved.towers.item_tower  # type: ignore[assignment]
         assert item_tower.table is not None
         history_vectors = item_tower.table.weight.detach()
+    encoders = read_encoders(saved.dataset.path / "features/users")
     return Recommender(
         saved.dataset,
         saved.towers,
@@ -29,5 +35,33 @@ def run_recommender(saved: SavedRun) -> Recommender:
         history_vectors=history_vectors,
         index=ExactIndex(vectors),
         history_length=saved.recipe.train.history_length,
-        user_encoders=read_encoders(saved.dataset.path / "features/users"),
+        user_encoders={name: encoders[name] for name in user_feature_names(saved)},
     )
+
+
+def user_feature_names(saved: SavedRun) -> list[str]:
+    """The user features that the run's model reads."""
+    chosen = saved.recipe.model.user_features
+    return list(saved.dataset.user_features) if chosen == ("*",) else list(chosen)
+
+
+def run_profiles(saved: SavedRun, user_ids: Tensor) -> Profiles | None:
+    """The stored features of users `[B]` of the run's dataset, if its model reads any."""
+    features = saved.dataset.user_features
+    tables = {name: feature_table(features[name]) for name in user_feature_names(saved)}
+    return Profiles(tables, user_ids) if tables else None
+
+
+def held_out_user(saved: SavedRun, number: int) -> tuple[np.ndarray, list[int], Profiles | None]:
+    """History, later choices and features of the n-th test user of the run's dataset."""
+    total = saved.dataset.num_eval_users("test")
+    if not 0 <= number < total:
+        raise ConfigError(f"--user must be 0 to {total - 1}, got {number}")
+    length = saved.recipe.train.history_length
+    for batch in saved.dataset.eval_batches("test", history_length=length):
+        if number < len(batch.user_ids):
+            history = batch.history[number]
+            profiles = run_profiles(saved, batch.user_ids[number : number + 1])
+            return history[history > 0].numpy(), batch.targets[number].tolist(), profiles
+        number -= len(batch.user_ids)
+    raise AssertionError("unreachable: the number was checked against the count")

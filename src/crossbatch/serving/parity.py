@@ -10,6 +10,7 @@ import torch
 
 from crossbatch.errors import DataError
 from crossbatch.retrieval import ExactIndex
+from crossbatch.serving.from_run import run_profiles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,22 +77,13 @@ def compare(recommender: Recommender, probe: Probe, vectors: Tensor) -> dict[str
 
 
 def real_users(saved: SavedRun) -> Probe:
-    """Histories of held-out users with the interests that the trained towers give them."""
-    from crossbatch.serving.profiles import Profiles, feature_table
-
+    """Held-out users with the interests that the trained towers give them."""
     split = "test" if saved.dataset.num_eval_users("test") else "valid"
     length = saved.recipe.train.history_length
     batch = next(saved.dataset.eval_batches(split, batch_size=USERS, history_length=length))
-    profiles = None
-    if saved.towers.profile is not None:
-        chosen = saved.recipe.model.user_features
-        features = saved.dataset.user_features
-        names = list(features) if chosen == ("*",) else list(chosen)
-        tables = {name: feature_table(features[name]) for name in names}
-        profiles = Profiles(tables, batch.user_ids)
     with torch.no_grad():
         interests = saved.towers.users(batch.history, batch.user_ids)
-    return Probe(batch.history, profiles, interests)
+    return Probe(batch.history, run_profiles(saved, batch.user_ids), interests)
 
 
 def drawn_users(recommender: Recommender, *, seed: int = 0) -> Tensor:

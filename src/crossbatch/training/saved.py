@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
 from crossbatch.errors import DataError
-from crossbatch.evaluation import Popularity, encode_items, evaluate, evaluate_recommender
+from crossbatch.evaluation import Popularity, evaluate, evaluate_recommender
 from crossbatch.evaluation.baselines import BASELINES
-from crossbatch.retrieval import ExactIndex
 from crossbatch.training import checkpoint
 from crossbatch.training.assemble import build_towers
 
@@ -116,30 +114,3 @@ def _entry(evaluation: Evaluation) -> dict[str, Any]:
     metrics = {k: v if v == v else None for k, v in evaluation.means().items()}
     intervals = {k: [i.low, i.high] for k, i in evaluation.intervals().items() if i.low == i.low}
     return {"metrics": metrics, "intervals": intervals, "num_users": evaluation.num_users}
-
-
-@torch.no_grad()
-def recommend(
-    saved: SavedRun,
-    history: list[int],
-    k: int,
-    *,
-    user_id: int | None = None,
-    exclude_seen: bool = True,
-) -> list[tuple[int, float]]:
-    """Item ids and scores of the best `k` items for one history, oldest item first.
-
-    Args:
-        saved: The run.
-        history: Item ids.
-        k: How many items.
-        user_id: Row of the user's features, if the user is in the dataset.
-        exclude_seen: Whether to leave out items of the history.
-    """
-    shown = torch.tensor([history[-saved.recipe.train.history_length :]])
-    index = ExactIndex(encode_items(saved.towers, saved.dataset.num_items))
-    exclude = torch.tensor([history]) if exclude_seen else None
-    user_ids = None if user_id is None else torch.tensor([user_id])
-    top = index.search(saved.towers.users(shown, user_ids), k, exclude=exclude)
-    pairs = zip(top.item_ids[0].tolist(), top.scores[0].tolist(), strict=True)
-    return [(item, score) for item, score in pairs if item]

@@ -1,0 +1,232 @@
+"""Recommendations for a whole file of users: streamed, in bounded memory, whatever its length.
+
+recommend_users(bundle, Path("users.parquet"), Path("lists.parquet"), k=20)
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from crossbatch.data.features import encode_table
+from crossbatch.data.progress import Progress, silent
+from crossbatch.errors import ConfigError, DataError
+from crossbatch.serving.profiles import Profiles, feature_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from crossbatch.serving.recommender import Recommender
+    from crossbatch.serving.results import Ranking
+
+CHUNK_USERS = 1024
+CHUNK_CELLS = 1 << 21  # of a chunk's histories, padded to the longest
+USER_COLUMNS = ("user", "user_id", "userId", "uid")
+HISTORY_COLUMNS = ("history", "items", "item_ids", "sequence")
+SEPARATOR = ","  # between the items of a history that is a plain string
+
+SCANS: dict[str, Callable[[Path], pl.LazyFrame]] = {
+    ".parquet": pl.scan_parquet,
+    ".csv": lambda path: pl.scan_csv(path, infer_schema=False),
+    ".jsonl": pl.scan_ndjson,
+}
+SINKS: dict[str, Callable[[pl.LazyFrame, Path], Any]] = {
+    ".parquet": lambda frame, path: frame.sink_parquet(path),
+    ".csv": lambda frame, path: frame.sink_csv(path),
+    ".jsonl": lambda frame, path: frame.sink_ndjson(path),
+}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a batch met.
+
+    Attributes:
+        users: Users answered.
+        rows: Items listed in all.
+        items: Items of all histories.
+        unknown: Those that are not in the catalogue.
+        popular: Users of whom nothing was known, answered by popularity.
+    """
+
+    users: int = 0
+    rows: int = 0
+    items: int = 0
+    unknown: int = 0
+    popular: int = 0
+
+
+def recommend_users(
+    recommender: Recommender,
+    users: Path,
+    out: Path,
+    *,
+    k: int,
+    exclude_seen: bool = True,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Tally:
+    """Write a row (user, rank, item, title, score) for each item of each user's list.
+
+    Args:
+        recommender: A bundle, or a run.
+        users: Parquet, CSV or JSON lines with columns `user` and `history`, oldest item first: a
+            list, or a string with commas. Columns named as user features are read as such.
+        out: Parquet, CSV or JSON lines, by its suffix; whole or absent.
+        k: Length of the lists.
+        exclude_seen: Whether items of a history stay out of its list.
+        overwrite: Replace an existing file.
+        progress: Called with ("users", done, total).
+
+    Raises:
+        ConfigError: If a file's kind, a column or k cannot be honoured.
+        DataError: If the users cannot be read.
+    """
+    sink = _by_suffix(SINKS, out, "--out")
+    if out.exists() and not overwrite:
+        raise ConfigError(f"{out} already exists: choose another --out or pass --overwrite")
+    if not out.parent.is_dir():
+        raise ConfigError(f"the folder of {out} does not exist: make it first")
+    frames, total = _frames(users, list(recommender.user_encoders))
+    tally = Tally()
+    parts = Path(tempfile.mkdtemp(prefix=f".{out.name}.parts-", dir=out.parent))
+    try:
+        for number, frame in enumerate(_chunks(frames)):
+            lists = _lists(recommender, frame, k, exclude_seen=exclude_seen, tally=tally)
+            lists.write_parquet(parts / f"{number:09d}.parquet")
+            progress("users", tally.users, total)
+        if not tally.users:
+            raise DataError(f"{users} holds no users")
+        whole = parts / f"whole{out.suffix}"
+        sink(pl.scan_parquet(parts / "*.parquet"), whole)
+        whole.replace(out)
+    finally:
+        shutil.rmtree(parts, ignore_errors=True)
+    return tally
+
+
+def _frames(path: Path, features: list[str]) -> tuple[Iterator[pl.DataFrame], int | None]:
+    """Users as frames of `user`, `history` and the features there are; and how many, if known."""
+    scan = _by_suffix(SCANS, path, "--users")
+    try:
+        lazy = scan(path)
+        schema = lazy.collect_schema()
+        user = _column(path, schema, USER_COLUMNS)
+        history = _column(path, schema, HISTORY_COLUMNS)
+        items = pl.col(history)
+        if not isinstance(schema[history], pl.List):
+            items = items.cast(pl.String).str.split(SEPARATOR)
+        chosen = [pl.col(user).alias("user"), items.cast(pl.List(pl.String)).alias("history")]
+        chosen += [pl.col(name) for name in features if name in schema]
+        total = None
+        if path.suffix == ".parquet":
+            total = int(lazy.select(pl.len()).collect().item())
+        batches = lazy.select(chosen).collect_batches(
+            maintain_order=True, chunk_size=16 * CHUNK_USERS
+        )
+        return _readable(path, batches), total
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError(f"{path} cannot be read: {_first_line(error)}") from None
+
+
+def _readable(path: Path, batches: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    try:
+        yield from batches
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError(f"{path} cannot be read: {_first_line(error)}") from None
+
+
+def _chunks(frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """Cut frames so that no chunk's histories take much memory when padded to the longest."""
+    for frame in frames:
+        lengths = frame["history"].list.len().fill_null(0).to_numpy()
+        start = 0
+        while start < len(frame):
+            longest = np.maximum.accumulate(lengths[start : start + CHUNK_USERS].astype(np.int64))
+            cells = longest * np.arange(1, len(longest) + 1)
+            size = max(1, int(np.searchsorted(cells, CHUNK_CELLS, side="right")))
+            yield frame[start : start + size]
+            start += size
+
+
+def _lists(
+    recommender: Recommender, frame: pl.DataFrame, k: int, *, exclude_seen: bool, tally: Tally
+) -> pl.DataFrame:
+    histories, unknown = _known(recommender, frame["history"])
+    profiles = _profiles(recommender, frame)
+    ranking = recommender.rank(histories, k, exclude_seen=exclude_seen, profiles=profiles)
+    tally.users += len(frame)
+    tally.items += unknown + sum(map(len, histories))
+    tally.unknown += unknown
+    tally.popular += int(ranking.popular.sum())
+    lists = _named(recommender, frame["user"], ranking)
+    tally.rows += len(lists)
+    return lists
+
+
+def _known(recommender: Recommender, histories: pl.Series) -> tuple[list[np.ndarray], int]:
+    """Ids of each history's items, and how many keys are no items; each key is looked up once."""
+    rows = pl.DataFrame({"row": pl.int_range(len(histories), eager=True), "key": histories})
+    rows = rows.explode("key").with_columns(pl.col("key").str.strip_chars())
+    rows = rows.filter(pl.col("key").is_not_null() & (pl.col("key") != ""))
+    keys = rows["key"].unique()
+    table = pl.DataFrame({"key": keys, "id": recommender.item_ids(keys.to_list())})
+    rows = rows.join(table, on="key", how="left", maintain_order="left")
+    known = rows.filter(pl.col("id") > 0)
+    sizes = np.bincount(known["row"].to_numpy(), minlength=len(histories))
+    return np.split(known["id"].to_numpy(), np.cumsum(sizes)[:-1]), len(rows) - len(known)
+
+
+def _profiles(recommender: Recommender, frame: pl.DataFrame) -> Profiles | None:
+    given = [name for name in recommender.user_encoders if name in frame.columns]
+    if not given:
+        return None
+    features = encode_table(dict(recommender.user_encoders), frame.select(given))
+    blank = frame.select(pl.all_horizontal(pl.col(given).is_null())).to_series().to_numpy()
+    rows = torch.from_numpy(np.where(blank, -1, np.arange(len(frame))))
+    return Profiles({name: feature_table(feature) for name, feature in features.items()}, rows)
+
+
+def _named(recommender: Recommender, users: pl.Series, ranking: Ranking) -> pl.DataFrame:
+    ids = ranking.top.item_ids.numpy()
+    B, k = ids.shape
+    distinct, where = np.unique(ids, return_inverse=True)
+    keys = pl.Series("item", recommender.item_keys(distinct), dtype=pl.String)
+    titles = pl.Series("title", recommender.item_titles(distinct), dtype=pl.String)
+    places = pl.Series(where.ravel())
+    return pl.DataFrame(
+        {
+            "user": users.gather(np.repeat(np.arange(B), k)),
+            "rank": np.tile(np.arange(1, k + 1, dtype=np.int32), B),
+            "item": keys.gather(places),
+            "title": titles.gather(places),
+            "score": ranking.top.scores.numpy().ravel(),
+        }
+    ).filter(pl.Series(ids.ravel() > 0))
+
+
+def _column(path: Path, schema: pl.Schema, names: tuple[str, ...]) -> str:
+    for name in names:
+        if name in schema:
+            return name
+    raise ConfigError(
+        f"{path} needs a column {names[0]!r} (or {', '.join(names[1:])}); "
+        f"its columns are {', '.join(schema)}"
+    )
+
+
+def _by_suffix(table: dict[str, Any], path: Path, option: str) -> Any:
+    if path.suffix not in table:
+        raise ConfigError(f"{option} must end in {', '.join(table)}, got {path.name!r}")
+    return table[path.suffix]
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
