@@ -117,10 +117,27 @@ def test_pitfall_26_repeats_stay_countable_targets(make_dataset: Maker) -> None:
     assert [len(targets) for targets in batch.targets] == [2, 2]  # both repeats of "a", seen before
 
 
-def test_max_users_takes_the_first(dataset: Dataset) -> None:
-    users = torch.cat([b.user_ids for b in dataset.eval_batches("test", batch_size=2, max_users=5)])
-    assert users.tolist() == [90, 91, 92, 93, 94]
+def test_max_users_chooses_at_random_and_always_the_same(dataset: Dataset) -> None:
+    def users(count: int) -> list[int]:
+        batches = dataset.eval_batches("test", batch_size=2, max_users=count)
+        return torch.cat([batch.user_ids for batch in batches]).tolist()
+
     assert dataset.num_eval_users("test") == 10
+    assert users(10) == users(99) == list(range(90, 100))
+    chosen = users(5)
+    assert chosen == users(5) == sorted(set(chosen))
+    assert set(chosen) < set(range(90, 100))
+    assert chosen != [90, 91, 92, 93, 94]  # a source that gives its split may have sorted its users
+
+
+def test_chosen_users_keep_their_histories_and_targets(dataset: Dataset) -> None:
+    def samples(**options: int) -> dict[int, tuple[list[int], list[int]]]:
+        (batch,) = dataset.eval_batches("test", **options)
+        rows = zip(batch.user_ids.tolist(), batch.history.tolist(), batch.targets, strict=True)
+        return {user: (history, targets.tolist()) for user, history, targets in rows}
+
+    everybody = samples()
+    assert all(everybody[user] == sample for user, sample in samples(max_users=4).items())
 
 
 def test_a_plain_loop_can_use_it(dataset: Dataset) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 SPLIT_NAMES = ("valid", "test")
+CHOICE_SEED = 0  # of the samples that `max_users` chooses, for every dataset and every run
 
 
 def open_dataset(path: Path | str) -> Dataset:
@@ -83,13 +84,16 @@ class Dataset:
             split: "valid" or "test".
             batch_size: Samples in a batch; the last may be short.
             history_length: L, the most recent items that are shown.
-            max_users: Stop after so many samples; the stored order is random already.
+            max_users: Only so many samples: a random choice, the same one at every call.
         """
         if batch_size < 1 or history_length < 1:
             raise ConfigError(
                 f"batch_size and history_length must be ≥ 1, got {batch_size}, {history_length}"
             )
-        users, cuts, ends = (array[:max_users] for array in self._part(split))
+        users, cuts, ends = self._part(split)
+        if max_users is not None and max_users < len(users):
+            chosen = np.random.default_rng(CHOICE_SEED).choice(len(users), max_users, replace=False)
+            users, cuts, ends = (array[np.sort(chosen)] for array in (users, cuts, ends))
         return eval_batches(
             self.items,
             users,
