@@ -26,8 +26,8 @@ from measure.rows import Run
 from measure.shape import FULL, MODELS, SAMPLERS, TINY, count, generated
 from measure.workers import Row, interleave
 
-# Until the bank is full. Dense semantics cost more until Adam's bias corrections have settled.
-WARMUP, WARMUP_DENSE = 24, 600
+# Ours until the bank is full; dense semantics until Adam's bias corrections have settled.
+WARMUP, WARMUP_DENSE, WARMUP_PEERS = 24, 600, 4
 
 
 def parsed() -> argparse.Namespace:
@@ -46,9 +46,11 @@ def parsed() -> argparse.Namespace:
 def warm_up(rows: list[Row], *, quick: bool) -> None:
     """Build every row, take its first steps and set the length of its turns."""
     for row in rows:
-        few = quick or row.label in probes()
-        steps = WARMUP_DENSE if row.label.endswith("dense Adam") else WARMUP
-        row.worker.prepare(row.name, 2 if few else steps)
+        ours = "crossbatch" in row.worker.versions and row.label not in probes()
+        steps = WARMUP if ours else WARMUP_PEERS
+        if row.label.endswith("dense Adam"):
+            steps = WARMUP_DENSE
+        row.worker.prepare(row.name, 2 if quick else steps)
         row.choose_count(2 if quick else None)
         print(f"{row.label} is warm", flush=True)
 

@@ -52,14 +52,15 @@ class Run:
 
     def our_rows(self, threads: int) -> list[Row]:
         """Every model × sampler; YouTube DNN and in-batch with dense Adam and more threads too."""
-        wanted: dict[int, dict[str, str]] = {1: {name: name for name in probes()}, threads: {}}
+        wanted: dict[int, dict[str, str]] = {1: {name: name for name in probes()}}
         for model, sampler in product(MODELS, SAMPLERS):
             label = f"{model} {sampler}"
             wanted[1][label] = f"{label} lazy"
             if model == "youtube_dnn" or sampler == "in_batch":
                 wanted[1][f"{label}, dense Adam"] = f"{label} dense"
                 if threads > 1:
-                    wanted[threads][f"{label}, {threads} threads"] = f"{label} lazy"
+                    more = wanted.setdefault(threads, {})
+                    more[f"{label}, {threads} threads"] = f"{label} lazy"
         return [row for count, labels in wanted.items() for row in self._ours(count, labels)]
 
     def peer_rows(self) -> Iterator[Row]:

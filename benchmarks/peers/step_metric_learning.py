@@ -17,6 +17,11 @@ def prepared(samples: Samples) -> Step:
     model = TwoTower(samples, sparse=True)
     steppers = optimizers(model, sparse=True)
     criterion = CrossBatchMemory(NTXentLoss(), embedding_size=DIM, memory_size=CAPACITY)
+    with torch.no_grad():  # the memory is full from the first step on
+        known = torch.from_numpy(samples.items[: CAPACITY + 1])
+        criterion(
+            torch.randn(CAPACITY + 1, DIM), known, enqueue_mask=torch.arange(CAPACITY + 1) > 0
+        )
     batches = loaded(samples)
     enqueue = torch.arange(2 * BATCH_SIZE) >= BATCH_SIZE
 
