@@ -1,7 +1,5 @@
 """Few users at a time take a shorter way to the same lists."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
