@@ -121,7 +121,7 @@ class FusedRowLosses(torch.autograd.Function):
         with no_autocast(queries.device):
             u = queries.to(dtype)
             own = as_type(own_vectors, u)
-            own_logit = torch.linalg.vecdot(u, own).sub_(own_log_q)  # [B]
+            own_logit = (u * own).sum(dim=1).sub_(own_log_q)  # [B]
             if columns.chunk_size is None:
                 peak, total, mean, kept = _at_once(columns, ctx.live, u, own, own_logit, vectors)
             else:

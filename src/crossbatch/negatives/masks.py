@@ -63,12 +63,13 @@ def drop_matches_(logits: Tensor, row_keys: Tensor, column_keys: Tensor) -> Tens
         return logits.masked_fill_(row_keys.unsqueeze(1) == column_keys, float("-inf"))
     # A dense comparison costs as much as the exponentials. Few columns match any row: a table of
     # the rows' last bits finds those, and a few more, and only they are compared.
-    last_bits = (1 << (row_keys.shape[0].bit_length() + 8)) - 1
+    last_bits = (1 << (row_keys.shape[0].bit_length() + 4)) - 1
     present = torch.zeros(last_bits + 1, dtype=torch.bool)
-    present[row_keys & last_bits] = True
-    likely = present[column_keys & last_bits].nonzero().squeeze(1)
-    rows, hits = (row_keys.unsqueeze(1) == column_keys[likely]).nonzero(as_tuple=True)
-    logits[rows, likely[hits]] = float("-inf")
+    present.index_fill_(0, row_keys & last_bits, True)
+    likely = present.index_select(0, column_keys & last_bits).nonzero().squeeze(1)
+    hit = row_keys.unsqueeze(1) == column_keys.index_select(0, likely)  # [B, few]
+    rows, hits = hit.nonzero(as_tuple=True)
+    logits[rows, likely.index_select(0, hits)] = float("-inf")
     return logits
 
 

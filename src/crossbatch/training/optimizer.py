@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from crossbatch.models import EmbeddingTable
+from crossbatch.training.dense_adam import DenseAdam
 from crossbatch.training.row_adam import RowAdam
 from crossbatch.training.schedules import SCHEDULES
 
@@ -57,22 +58,14 @@ class Adam:
         }
         by_rows = {id(table.weight) for table in tables.values()}
         decayed = [p for p in model.parameters() if id(p) not in by_rows]
-        groups = [
-            {"params": decayed, "weight_decay": weight_decay},
-            {"params": list(extra), "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
-        self.dense = torch.optim.AdamW(groups, lr=lr, fused=True) if groups else None
+        self.dense = [DenseAdam(decayed, weight_decay=weight_decay), DenseAdam(extra)]
 
     def step(self) -> float:
         """Update everything that has a gradient, clear the gradients, return the rate used."""
         self.steps += 1
         lr = float(self.rate(torch.tensor(float(self.steps), dtype=torch.float64)))
-        if self.dense is not None:
-            for group in self.dense.param_groups:
-                group["lr"] = lr
-            self.dense.step()
-            self.dense.zero_grad(set_to_none=True)
+        for group in self.dense:
+            group.step(lr)
         for table in self.tables.values():
             table.step()
         return lr
@@ -85,32 +78,18 @@ class Adam:
     def state(self) -> dict[str, Tensor]:
         """All state as a flat dictionary of tensors."""
         state = {"steps": torch.tensor(self.steps)}
-        for name, table in self.tables.items():
-            state |= {f"table.{name}.{key}": value for key, value in table.state().items()}
-        if self.dense is not None:
-            for index, moments in self.dense.state_dict()["state"].items():
-                state |= {f"dense.{index}.{key}": value for key, value in moments.items()}
+        for name, part in self._parts().items():
+            state |= {f"{name}.{key}": value for key, value in part.state().items()}
         return state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore what `state` returned."""
         self.steps = int(state["steps"])
-        for name, table in self.tables.items():
-            prefix = f"table.{name}."
-            table.load_state(
-                {
-                    key[len(prefix) :]: value
-                    for key, value in state.items()
-                    if key.startswith(prefix)
-                }
-            )
-        if self.dense is not None:
-            moments: dict[int, dict[str, Any]] = {}
-            for key, value in state.items():
-                kind, _, rest = key.partition(".")
-                if kind == "dense":
-                    index, _, name = rest.partition(".")
-                    moments.setdefault(int(index), {})[name] = value.clone()
-            document = self.dense.state_dict()
-            document["state"] = moments
-            self.dense.load_state_dict(document)
+        for name, part in self._parts().items():
+            part.load_state({key: state[f"{name}.{key}"] for key in part.state()})
+
+    def _parts(self) -> dict[str, RowAdam | DenseAdam]:
+        parts: dict[str, RowAdam | DenseAdam] = {
+            f"table.{name}": table for name, table in self.tables.items()
+        }
+        return parts | {f"dense.{index}": group for index, group in enumerate(self.dense)}

@@ -100,9 +100,8 @@ class RowAdam:
     def step(self) -> None:
         """Apply the gradients of all reads since the last step to the rows that were read."""
         self.steps += 1
-        reads = [(read, read.rows.grad) for read in self._reads]
-        self._reads = []
-        found = [(read, gradient) for read, gradient in reads if gradient is not None]
+        reads, self._reads = self._reads, []
+        found = [(read, read.rows.grad) for read in reads if read.rows.grad is not None]
         if not found:
             return
         if self._kernels:
