@@ -1,0 +1,77 @@
+"""`crossbatch serve BUNDLE`: recommendations over HTTP, and a page to look at them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crossbatch.errors import ConfigError
+
+TOKEN_VARIABLE = "CROSSBATCH_TOKEN"  # noqa: S105 - the variable's name, not a token
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("serve")(serve)
+
+
+def serve(
+    bundle: Annotated[Path, typer.Argument(help="Bundle folder, or a symbolic link to one.")],
+    compare: Annotated[
+        Path | None,
+        typer.Option(metavar="BUNDLE", help="A second bundle; the page shows both side by side."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address; another than loopback needs a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any free one.")] = 8000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=f"File with the token that requests must bear; else ${TOKEN_VARIABLE}, if set.",
+        ),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Take up a new bundle at the same path by itself.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds after which an answer comes too late.")
+    ] = 10.0,
+    max_queue: Annotated[
+        int, typer.Option(min=1, help="Requests that may wait; further ones get status 503.")
+    ] = 512,
+) -> None:
+    """Serve recommendations over HTTP, and a page that shows them.
+
+    Open the address that it prints in a browser. SIGHUP takes up a new bundle at the same path
+    without losing a request; SIGTERM or Ctrl-C answers what is under way and stops.
+    """
+    # One core answers HTTP, the others search; to be set before the libraries are loaded.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) - 1)))
+    try:
+        from crossbatch.serving.server.run import ServeOptions
+        from crossbatch.serving.server.run import serve as run
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"serving needs {error.name}: pip install 'crossbatch[serve]'") from None
+    options = ServeOptions(
+        host=host,
+        port=port,
+        token=_token(token_file),
+        watch=watch,
+        timeout=timeout,
+        max_queue=max_queue,
+    )
+    run(bundle, options, compare=compare)
+
+
+def _token(file: Path | None) -> str | None:
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE)
+    token = file.read_text(encoding="utf-8").strip()
+    if not token:
+        raise ConfigError(f"--token-file {file} is empty; write the token into it")
+    return token

@@ -1,0 +1,148 @@
+"""A bundle that can be replaced while it serves.
+
+    live = LiveBundle("main", Path("bundle"))      # opened, verified, warmed, or BundleError
+    live.serving.bundle.recommend(...)             # whoever took `serving` may finish with it
+    live.reload()                                  # the old one serves until the new is ready
+
+A bundle is replaced by renaming another folder to its name, or by turning a symbolic link. The old
+files stay mapped until the last request that reads them is answered.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from crossbatch.serving import BundleError, open_bundle
+from crossbatch.serving.server.items import ItemFacts
+from crossbatch.serving.server.json_log import event
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from crossbatch.serving import Bundle
+
+Signature = tuple[tuple[str, int, int, int], ...]
+
+ATTEMPTS = 3  # a folder that is replaced while it is being opened is opened again
+REFUSED = "a newer bundle was refused and this one keeps serving; the server's log tells why"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A bundle and the facts of its items: what one request reads from beginning to end."""
+
+    bundle: Bundle
+    facts: ItemFacts
+    since: datetime
+
+    @cached_property
+    def name_and_version_json(self) -> str:
+        """The same as text, which every answer holds."""
+        return json.dumps(self.name_and_version)
+
+    @property
+    def name_and_version(self) -> dict[str, str]:
+        """Who answered."""
+        return {"name": self.bundle.name, "version": self.bundle.version}
+
+
+class LiveBundle:
+    """The bundle of one slot of the server.
+
+    Args:
+        slot: "main" or "compare".
+        path: A bundle folder, or a symbolic link to one.
+
+    Raises:
+        BundleError: If it cannot be opened.
+    """
+
+    def __init__(self, slot: str, path: Path) -> None:
+        self.slot, self._path = slot, path
+        self.refused = False  # whether the newest bundle at the path was turned down
+        self._polled = self._tried = signature(path)
+        self.serving = _open(path)
+
+    def reload(self) -> bool:
+        """Open what is at the path now and let it serve; at a failure the old one keeps serving.
+
+        Returns:
+            Whether the new bundle serves.
+        """
+        self._tried = signature(self._path)
+        started = time.perf_counter()
+        try:
+            fresh = _open(self._path)
+            if self.serving.facts.searchable:
+                fresh.facts.titles()  # nobody should wait for it who did not before
+        except Exception as error:  # whatever is wrong with the new one, the old one is whole
+            self.refused = True
+            event("reload refused", logging.ERROR, slot=self.slot, reason=str(error))
+            return False
+        before, self.serving, self.refused = self.serving, fresh, False
+        event(
+            "reloaded",
+            slot=self.slot,
+            before=before.bundle.version,
+            version=fresh.bundle.version,
+            seconds=round(time.perf_counter() - started, 3),
+        )
+        return True
+
+    def changed(self) -> bool:
+        """Whether another bundle lies at the path, and has come to rest since the last call."""
+        now = signature(self._path)
+        at_rest, self._polled = now == self._polled, now
+        return at_rest and bool(now) and now != self._tried
+
+    def describe(self) -> dict[str, Any]:
+        """What `/health` tells of the slot."""
+        bundle = self.serving.bundle
+        return {
+            **self.serving.name_and_version,
+            "items": bundle.num_items,
+            "dim": bundle.dim,
+            "interests": bundle.num_interests,
+            "history_length": bundle.history_length,
+            "user_features": sorted(bundle.user_features),
+            "model": bundle.config.name,
+            "metrics": bundle.metrics.get("test", {}),
+            "serving_since": self.serving.since.isoformat(timespec="seconds"),
+            "problem": REFUSED if self.refused else None,
+        }
+
+
+def signature(path: Path) -> Signature:
+    """Name, inode, size and time of every file of a folder; empty if there is no folder."""
+    try:
+        stats = [(str(file), file.stat()) for file in sorted(path.resolve().rglob("*"))]
+    except OSError:  # vanished while it was being read
+        return ()
+    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+def _open(path: Path) -> Served:
+    """Open, verify and warm what is at the path."""
+    for _ in range(ATTEMPTS):
+        before = signature(path)
+        folder = path.resolve()  # a link that turns meanwhile must not mix two bundles
+        served = _warm(open_bundle(folder, verify=True))
+        if signature(path) == before:
+            return served
+    raise BundleError(f"{path} keeps changing while it is being opened; rename a finished bundle")
+
+
+def _warm(bundle: Bundle) -> Served:
+    """Touch what the first requests need: towers, index, keys, titles, metrics."""
+    served = Served(bundle, ItemFacts(bundle), datetime.now(UTC))
+    history = bundle.item_keys([1])
+    bundle.recommend([history] * 2, min(20, bundle.num_items))
+    assert bundle.num_interests >= 1
+    assert bundle.metrics is not None
+    return served

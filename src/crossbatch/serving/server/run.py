@@ -1,0 +1,159 @@
+"""Start the server and run it until it is told to stop."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from crossbatch.errors import ConfigError
+from crossbatch.serving.server.app import API_PATHS, OPEN_PATHS, build_app
+from crossbatch.serving.server.guard import Guard
+from crossbatch.serving.server.http_protocol import BoundedProtocol
+from crossbatch.serving.server.json_log import event, log_to_stderr
+from crossbatch.serving.server.live_bundle import LiveBundle
+from crossbatch.serving.server.metrics import Metrics
+from crossbatch.serving.server.observe import Observe
+from crossbatch.serving.server.service import Service
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.types import ASGIApp
+
+MIN_TOKEN_LENGTH = 16
+KEEP_ALIVE_SECONDS = 75  # longer than a proxy in front usually keeps an idle connection
+SHUTDOWN_SECONDS = 15
+# The search thread lets go of the interpreter at every tensor operation. With Python's 5 ms it
+# would wait for a busy event loop longer than it computes.
+SWITCH_SECONDS = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How to serve.
+
+    Attributes:
+        host: Address to listen on.
+        port: 0 for any free one.
+        token: What every request must bear; needed for anything but loopback.
+        watch: Take up a new bundle at the same path by itself.
+        timeout: Seconds after which an answer comes too late.
+        max_batch: The most requests of one search.
+        max_queue: The most requests that may wait for one.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    watch: bool = False
+    timeout: float = 10.0
+    max_batch: int = 64
+    max_queue: int = 512
+
+    def __post_init__(self) -> None:
+        """Refuse to be open to the network by accident."""
+        if self.token is None and not is_loopback(self.host):
+            raise ConfigError(
+                f"--host {self.host} would let everybody in the network ask: pass --token-file "
+                "FILE (or CROSSBATCH_TOKEN), or listen on 127.0.0.1"
+            )
+        if self.token is not None and len(self.token) < MIN_TOKEN_LENGTH:
+            raise ConfigError(
+                f"the token must have at least {MIN_TOKEN_LENGTH} characters, got "
+                f"{len(self.token)}; make one with `openssl rand -hex 32`"
+            )
+
+
+def serve(path: Path, options: ServeOptions, *, compare: Path | None = None) -> None:
+    """Serve a bundle until SIGTERM or Ctrl-C; requests under way are answered first.
+
+    Args:
+        path: The bundle.
+        options: How.
+        compare: A second bundle for comparisons.
+
+    Raises:
+        ConfigError: If the options cannot be honoured.
+        BundleError: If a bundle cannot be opened.
+    """
+    log_to_stderr()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    listening = _listen(options)
+    bundles = {"main": LiveBundle("main", path)}
+    if compare is not None:
+        bundles["compare"] = LiveBundle("compare", compare)
+    config = uvicorn.Config(
+        protected_app(bundles, options),
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+    _Server(config, bundles).run(sockets=[listening])
+
+
+def protected_app(bundles: dict[str, LiveBundle], options: ServeOptions) -> ASGIApp:
+    """The application with everything around it."""
+    metrics = Metrics()
+    service = Service(
+        bundles,
+        metrics,
+        timeout=options.timeout,
+        max_batch=options.max_batch,
+        max_queue=options.max_queue,
+        watch=options.watch,
+    )
+    guarded = Guard(build_app(service), token=options.token, open_paths=OPEN_PATHS)
+    return Observe(guarded, metrics=metrics, paths=API_PATHS | OPEN_PATHS)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Server(uvicorn.Server):
+    """Tells when it listens and when it has stopped."""
+
+    def __init__(self, config: uvicorn.Config, bundles: dict[str, LiveBundle]) -> None:
+        super().__init__(config)
+        self._bundles = bundles
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        assert sockets is not None
+        host, port = sockets[0].getsockname()[:2]
+        names = {slot: live.serving.name_and_version for slot, live in self._bundles.items()}
+        shown = f"[{host}]" if ":" in host else host
+        event("listening", url=f"http://{shown}:{port}", bundles=names)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        event("stopping")
+        await super().shutdown(sockets)
+        event("stopped")
+
+
+def _listen(options: ServeOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        return socket.create_server((options.host, options.port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot listen on {options.host} port {options.port} "
+            f"({getattr(error, 'strerror', None) or error}); pass another --port or --host"
+        ) from None
