@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from crossbatch.models import MIND
-from crossbatch.models.mind import route, squash
+from crossbatch.models import MIND, routing
+from crossbatch.models.routing import route, squash
 
 LENGTHS = [6, 1, 0, 3, 5]
 
@@ -43,17 +43,24 @@ def reference(tower: MIND, row: np.ndarray, logits: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("iterations", [1, 3])
 @pytest.mark.parametrize(("relu", "bias"), [(True, True), (False, False)])
-def test_equals_the_definition(iterations, relu, bias):
+@pytest.mark.parametrize(
+    ("dtype", "compiled", "atol"),
+    [(torch.float64, False, 1e-10), (torch.float32, False, 1e-5), (torch.float32, True, 1e-5)],
+)
+def test_equals_the_definition(iterations, relu, bias, dtype, compiled, atol, monkeypatch):
+    if compiled:
+        pytest.importorskip("numba")
+    monkeypatch.setattr(routing, "HAS_NUMBA", compiled)
     torch.manual_seed(0)
-    tower = MIND(8, iterations=iterations, relu=relu, bias=bias, routing="fixed").double()
+    tower = MIND(8, iterations=iterations, relu=relu, bias=bias, routing="fixed").to(dtype)
     for parameter in tower.parameters():
         torch.nn.init.normal_(parameter, std=0.6)
-    history = torch.randn(5, 6, 8).double()
+    history = torch.randn(5, 6, 8).to(dtype)
     mask = torch.arange(6) < torch.tensor(LENGTHS)[:, None]
     interests = tower(history, mask).detach().numpy()
     for row, length, users in zip(history.numpy(), LENGTHS, interests, strict=True):
         logits = tower.fixed_logits[:length].T.numpy()
-        np.testing.assert_allclose(users, reference(tower, row[:length], logits), atol=1e-10)
+        np.testing.assert_allclose(users, reference(tower, row[:length], logits), atol=atol)
 
 
 def test_gradient_flows_through_the_last_sum_only():

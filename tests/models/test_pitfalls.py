@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 from crossbatch.models import MIND, MODELS, EmbeddingTable, ItemTower, build_model
-from crossbatch.models.mind import routing_weights
 from crossbatch.models.readout import READOUTS
+from crossbatch.models.routing import routing_weights
 
 
 def test_pitfall_17_routing_softmax_over_positions():

@@ -12,64 +12,10 @@ from torch import Tensor, nn
 from .checks import check_at_least_one, check_choice
 from .dense import dense_layer
 from .readout import READOUTS
+from .routing import route
 
 ROUTINGS = ("random", "fixed")
 FIXED_POSITIONS = 256
-
-
-def routing_weights(logits: Tensor, mask: Tensor) -> Tensor:
-    """Share of each position in each interest: softmax over the K interests, 0 at padding.
-
-    Args:
-        logits: `[B, K, L]`.
-        mask: `[B, L]`.
-
-    Returns:
-        `[B, K, L]`, summing to 1 over K at each real position.
-    """
-    return logits.softmax(dim=1) * mask.unsqueeze(1)
-
-
-def squash(capsules: Tensor) -> Tensor:
-    """Capsules `[B, K, d]` shrunk to a length in [0, 1): v · |v|² / (1 + |v|²) / |v|."""
-    square = capsules.square().sum(dim=-1, keepdim=True)
-    return capsules * (square / (1 + square) / (square + 1e-9).sqrt())
-
-
-def route(
-    history: Tensor, mask: Tensor, logits: Tensor, bilinear: nn.Linear, iterations: int
-) -> Tensor:
-    """Capsules `[B, K, d]` after `iterations` rounds of agreement between them and the items.
-
-    Only the last weighted sum carries gradient; the rounds before choose its weights. The map
-    `bilinear` of items is applied to the K weighted sums instead of the L items: by linearity the
-    same at a fraction of the cost.
-
-    Args:
-        history: `[B, L, d]`.
-        mask: `[B, L]`.
-        logits: First routing logits `[B, K, L]`.
-        bilinear: The shared map.
-        iterations: At least 1.
-    """
-    matrix, bias = bilinear.weight, bilinear.bias
-    with torch.no_grad():
-        for _ in range(iterations - 1):
-            capsules = _capsules(history, routing_weights(logits, mask), bilinear)
-            agreement = torch.bmm(capsules @ matrix, history.transpose(1, 2))  # [B, K, L]
-            if bias is not None:
-                agreement = agreement + (capsules @ bias).unsqueeze(2)
-            logits = logits + agreement
-        weights = routing_weights(logits, mask)
-    return _capsules(history, weights, bilinear)
-
-
-def _capsules(history: Tensor, weights: Tensor, bilinear: nn.Linear) -> Tensor:
-    """Squashed sums `[B, K, d]` of mapped items with weights `[B, K, L]`."""
-    sums = torch.bmm(weights.to(history.dtype), history) @ bilinear.weight.T
-    if bilinear.bias is not None:
-        sums = sums + weights.sum(dim=2, keepdim=True) * bilinear.bias
-    return squash(sums)
 
 
 def truncated_normal(rows: int, columns: int, generator: torch.Generator | None = None) -> Tensor:
