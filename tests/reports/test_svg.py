@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from crossbatch.reports.curves import Line, Plot
 from crossbatch.reports.journal import Curve
+from crossbatch.reports.plot import Line, Plot
 from crossbatch.reports.svg import COLORS, LARGE, SMALL, Bar, Frame, bar_chart, dash, line_chart
 
 HOSTILE = "</text><script>alert(1)</script>\"'&"

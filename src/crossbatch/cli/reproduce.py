@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
-    from crossbatch.reproduce.design import Cell, Design
+    from crossbatch.reproduce.design import Design
     from crossbatch.reproduce.experiments import Request
+    from crossbatch.reproduce.folder import GridFolder
 
 INTERRUPTED, SOME_FAILED = 130, 1
 
@@ -57,7 +59,15 @@ def reproduce(
     budget: Annotated[
         float, typer.Option(help="A quick look: steps per run, or a share of max_steps below 1.")
     ] = 0.0,
-    jobs: Annotated[int, typer.Option(help="Runs at a time, one thread each.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 1,
+    paper: Annotated[
+        bool | None,
+        typer.Option("--paper/--no-paper", help="The paper's numbers beside; default: by data."),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Also copy the small records that rebuild all tables."),
+    ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="List the runs and stop.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
@@ -69,29 +79,31 @@ def reproduce(
     """
     from crossbatch.data import open_dataset
     from crossbatch.reproduce import experiments
-    from crossbatch.reproduce.search import STEPS as SEARCH_STEPS
+    from crossbatch.reproduce.folder import GridFolder
 
     dataset = open_dataset(data) if data else None
-    if experiment not in experiments.EXPERIMENTS:
-        known = ", ".join(experiments.EXPERIMENTS)
-        raise ConfigError(f"experiment must be one of {known}, got {experiment!r}")
     base = _base_recipe(recipe, set_ or [])
     steps = _budget_steps(budget, base.train.max_steps)
-    searching = experiment == "search"
+    home = GridFolder(out if not steps or experiment == "search" else out / f"short-{steps}")
     request = experiments.Request(
-        experiment,
-        _design(base, dataset, settings, models, samplers, seeds, None if searching else steps),
-        out / f"short-{steps}" if steps and not searching else out,
+        _word("experiment", experiment, experiments.EXPERIMENTS),
+        _design(base, dataset, home, settings, models, samplers, seeds, steps),
+        home,
         sizes=_numbers("--sizes", sizes),
-        search_steps=(steps if searching else None) or SEARCH_STEPS,
     )
     if plan:
-        _print_plan(request.cells, request.out, jobs)
+        _print_plan(request, jobs)
         return
-    if dataset is not None:
-        _train(request, dataset, jobs, quiet)
-    for path in experiments.write(request):
-        typer.echo(path)
+    failed = _train(request, dataset, jobs, quiet) if dataset else False
+    if paper is not None:
+        home.remember(paper=paper)
+    written = experiments.write(request)
+    if keep is not None:
+        written += experiments.keep(request, keep)
+    if not quiet:
+        typer.echo("\n".join(str(path) for path in written))
+    if failed:
+        raise typer.Exit(SOME_FAILED)
 
 
 def _base_recipe(path: Path | None, overrides: Sequence[str]) -> Recipe:
@@ -109,59 +121,61 @@ def _base_recipe(path: Path | None, overrides: Sequence[str]) -> Recipe:
 def _design(
     base: Recipe,
     dataset: Dataset | None,
+    home: GridFolder,
     settings: Path | None,
     models: str,
     samplers: str,
     seeds: str,
     budget: int | None,
 ) -> Design:
-    import math
-
-    from crossbatch.models import MODELS
     from crossbatch.reproduce.design import STRATEGIES, Design
     from crossbatch.reproduce.search import read_settings
 
-    samples = dataset.eligible_samples if dataset else 0
+    names = tuple(_words(models))
+    if dataset is None:
+        samples = home.about.get("dataset", {}).get("eligible_samples", 0)
+    else:
+        from crossbatch.models import MODELS  # torch: only a grid that is trained needs it
+
+        samples = dataset.eligible_samples
+        names = tuple(_word("--models", name, MODELS) for name in names)
     return Design(
         base,
         one_pass=math.ceil(samples / base.train.batch_size),
-        models=_words("--models", models, MODELS),
-        strategies=_words("--samplers", samplers, STRATEGIES),
+        models=names,
+        strategies=tuple(_word("--samplers", name, STRATEGIES) for name in _words(samplers)),
         seeds=_numbers("--seeds", seeds),
         settings=read_settings(settings) if settings else {},
         budget=budget,
     )
 
 
-def _train(request: Request, dataset: Dataset, jobs: int, quiet: bool) -> None:
-    """Train what is missing; what is left undone ends the command with its own exit code."""
+def _train(request: Request, dataset: Dataset, jobs: int, quiet: bool) -> bool:
+    """Train what is missing; whether some of it failed."""
     from crossbatch.reproduce import experiments
     from crossbatch.reproduce.watch import SilentWatcher, TerminalWatcher
 
-    watcher = SilentWatcher() if quiet else TerminalWatcher(request.out, jobs)
+    out = request.folder.path
+    watcher = SilentWatcher() if quiet else TerminalWatcher(out, jobs)
     outcome = experiments.train(request, dataset, jobs=jobs, watcher=watcher)
-    total = len(request.cells)
     if outcome.interrupted:
-        done = len(outcome.finished)
         sys.stderr.write(
-            f"crossbatch: stopped with {done} of {total} runs finished and the others saved; "
-            "the same command goes on\n"
+            f"crossbatch: stopped with {len(outcome.finished)} of {len(request.cells)} runs "
+            "finished and the others saved; the same command goes on\n"
         )
         raise typer.Exit(INTERRUPTED)
     for folder, message in outcome.failed.items():
-        sys.stderr.write(f"crossbatch: {request.out / folder} failed: {message}\n")
-    if outcome.failed:
-        raise typer.Exit(SOME_FAILED)
+        sys.stderr.write(f"crossbatch: {out / folder} failed: {message}\n")
+    return bool(outcome.failed)
 
 
-def _print_plan(cells: Sequence[Cell], out: Path, jobs: int) -> None:
+def _print_plan(request: Request, jobs: int) -> None:
     from crossbatch.reproduce.forecast import Forecast, in_words
-    from crossbatch.reproduce.grid import is_finished
 
-    waiting = [cell for cell in cells if not is_finished(out, cell)]
+    cells, out = request.cells, request.folder.path
+    waiting = [cell for cell in cells if not cell.is_finished(out)]
     for cell in cells:
-        state = "to train" if cell in waiting else "finished"
-        typer.echo(f"{state:9} {cell.folder}")
+        typer.echo(f"{'to train' if cell in waiting else 'finished':9} {cell.folder}")
     minutes = Forecast.of(cells, out).minutes(waiting)
     left = "" if minutes is None else f", about {in_words(minutes / jobs)} with --jobs {jobs}"
     typer.echo(f"{len(waiting)} of {len(cells)} runs to train{left}")
@@ -177,14 +191,14 @@ def _budget_steps(budget: float, max_steps: int) -> int | None:
     return max(1, int(budget if budget >= 1 else budget * max_steps))
 
 
-def _words(option: str, text: str, known: Mapping[str, object]) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(",") if word.strip())
-    for word in words:
-        if word not in known:
-            raise ConfigError(f"{option} must name some of {', '.join(known)}, got {word!r}")
-    if not words:
-        raise ConfigError(f"{option} must name at least one of {', '.join(known)}")
-    return words
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _word(option: str, word: str, known: Mapping[str, object]) -> str:
+    if word not in known:
+        raise ConfigError(f"{option} must be one of {', '.join(known)}, got {word!r}")
+    return word
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

@@ -9,10 +9,10 @@ With more than one model every plot is split by model, or twelve lines would lie
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from crossbatch.reports.journal import Curve
+from crossbatch.reports.plot import Line, Plot
 from crossbatch.reports.tables import metric_name
 
 if TYPE_CHECKING:
@@ -41,29 +41,6 @@ TRAIN_VALUES = {
     "steps_per_second": ("Steps per second", "training speed"),
     "lr": ("Learning rate", "as the optimiser used it"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line; lines of one configuration share label and color, their notes differ."""
-
-    label: str
-    note: str
-    curve: Curve
-    color: int
-    best: int | None = None  # index of the point to mark
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """One chart: what is on the axes, and its lines."""
-
-    name: str
-    title: str
-    x_label: str
-    y_label: str
-    lines: Sequence[Line]
-    note: str = ""
 
 
 def colors_of(variants: Sequence[Variant]) -> dict[str, int]:

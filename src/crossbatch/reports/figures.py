@@ -11,10 +11,11 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import ConfigError
-from crossbatch.reports.curves import Plot, colors_of, training_plots
+from crossbatch.reports.curves import colors_of, training_plots
 from crossbatch.reports.output import write_whole
 from crossbatch.reports.svg import COLORS, DASHES
 from crossbatch.reports.tables import Comparison, compare, metric_name
+from crossbatch.reports.ticks import log_ticks, short
 from crossbatch.reports.variants import group_runs
 
 if TYPE_CHECKING:
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis, YAxis
     from matplotlib.figure import Figure
 
+    from crossbatch.reports.plot import Plot
     from crossbatch.reports.runs import Run
 
 FORMATS = ("png", "pdf")
@@ -45,23 +48,35 @@ def write_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
     Returns:
         The files written. Runs without a journal and without gains give none.
     """
-    figure_class = _figure_class()
     variants, comparison = group_runs(runs), compare(runs)
     by_name: dict[str, list[Plot]] = {}
     for plot in training_plots(variants, comparison.headline):
         by_name.setdefault(plot.name, []).append(plot)
     written = []
     for name, plots in by_name.items():
-        figure = figure_class(figsize=(PANEL[0] * len(plots), PANEL[1]), layout="constrained")
-        panels = figure.subplots(1, len(plots), squeeze=False)[0]
-        for axes, plot in zip(panels, plots, strict=True):
-            _draw_lines(axes, plot)
-        _legend(figure, panels)
-        written += _save(figure, folder, name)
-    figure = figure_class(layout="constrained")
-    if _draw_gains(figure, comparison, colors_of(variants)):
-        written += _save(figure, folder, "gain")
-    return written
+        written += draw_panels(plots, folder, name, columns=len(plots))
+    return written + draw_gains(comparison, colors_of(variants), folder)
+
+
+def draw_gains(comparison: Comparison, colors: Mapping[str, int], folder: Path) -> list[Path]:
+    """Draw the gains over in-batch in the headline metric; nothing where there are none."""
+    figure = _figure_class()(layout="constrained")
+    return _save(figure, folder, "gain") if _draw_gains(figure, comparison, colors) else []
+
+
+def draw_panels(plots: Sequence[Plot], folder: Path, name: str, *, columns: int) -> list[Path]:
+    """Draw plots side by side, `columns` in a row, with one legend; as PNG and PDF."""
+    figure_class = _figure_class()
+    rows = -(-len(plots) // columns)
+    size = (PANEL[0] * columns, PANEL[1] * rows)
+    figure = figure_class(figsize=size, layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, plot in zip(panels, plots, strict=False):
+        _draw_lines(axes, plot)
+    for axes in panels[len(plots) :]:
+        axes.set_visible(False)
+    _legend(figure, panels)
+    return _save(figure, folder, name)
 
 
 def _figure_class() -> type[Figure]:
@@ -84,12 +99,37 @@ def _draw_lines(axes: Axes, plot: Plot) -> None:
         label = "_nolegend_" if line.label in named else _plain(line.label)
         named.add(line.label)
         axes.plot(line.curve.x, line.curve.y, color=color, linestyle=style, lw=1.2, label=label)
+        for x, interval in zip(line.curve.x, line.intervals, strict=False):
+            axes.plot([x, x], interval, color=color, lw=0.9, alpha=0.7)
         if line.best is not None:
             axes.plot(line.curve.x[line.best], line.curve.y[line.best], "o", color=color, ms=3.5)
+    for mark in plot.marks:
+        axes.axvline(mark.x, color="#565e69", lw=0.9, linestyle=(0, (3, 3)))
+        axes.annotate(
+            f" {_plain(mark.label)}",
+            (mark.x, 1.0),
+            xycoords=("data", "axes fraction"),
+            va="top",
+            fontsize=7.5,
+            color="#565e69",
+        )
+    if plot.log_x:
+        axes.set_xscale("log")
+        _round_ticks(axes.xaxis, axes.get_xlim())
+    if plot.log_y:
+        axes.set_yscale("log")
+        _round_ticks(axes.yaxis, axes.get_ylim())
     axes.set_title(_plain(plot.title), fontsize=9)
     axes.set_xlabel(plot.x_label)
     axes.set_ylabel(_plain(plot.y_label))
     _tidy(axes)
+
+
+def _round_ticks(axis: XAxis | YAxis, limits: tuple[float, float]) -> None:
+    """The numbers of the page's logarithmic axes, not powers in scientific notation."""
+    places = log_ticks(*limits)
+    axis.set_ticks(places, [short(place) for place in places])
+    axis.set_ticks([], minor=True)
 
 
 def _draw_gains(figure: Figure, comparison: Comparison, colors: Mapping[str, int]) -> bool:
@@ -135,11 +175,12 @@ def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
         for axes in panels
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
+    entry = 0.6 + 0.085 * max((len(label) for label in handles), default=0)  # inches
     figure.legend(
         list(handles.values()),
         list(handles),
         loc="outside lower center",
-        ncols=max(1, min(len(handles), 2 * len(panels))),
+        ncols=max(1, min(len(handles), int(figure.get_figwidth() / entry))),
         fontsize=8,
         frameon=False,
     )

@@ -11,13 +11,12 @@ from __future__ import annotations
 import base64
 import hashlib
 from html import escape
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from crossbatch.reports import cells, svg
 from crossbatch.reports.curves import colors_of, diagnostic_plots, training_plots
 from crossbatch.reports.markup import figure, fold, plot_figure
-from crossbatch.reports.output import write_whole
+from crossbatch.reports.output import package_file, write_whole
 from crossbatch.reports.results import result_bars, result_tables
 from crossbatch.reports.sections import (
     configuration_section,
@@ -65,8 +64,7 @@ def render(runs: Sequence[Run], out: Path) -> str:
         for name, title, lead, inside in _sections(runs, comparison, out)
         if inside
     }
-    style = files("crossbatch.reports").joinpath("page.css").read_text(encoding="utf-8")
-    script = files("crossbatch.reports").joinpath("page.js").read_text(encoding="utf-8")
+    style, script = package_file("chart.css") + package_file("page.css"), package_file("page.js")
     links = "".join(
         f'<li><a href="#{name}">{escape(title)}</a></li>'
         for name, (title, _, _) in sections.items()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Event = Mapping[str, Any]
 
-CURVE_EVENTS = ("train", "eval")
+CURVE_EVENTS = ("train", "eval", "probe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Journal:
     bad_lines: int = 0
 
     def of(self, kind: str) -> list[Event]:
-        """All events of one kind: "start", "train", "eval", "resume", "warning" or "stop"."""
+        """All events of one kind, such as "start", "train", "eval", "probe", "warning", "stop"."""
         return [event for event in self.events if event["event"] == kind]
 
     def last(self, kind: str) -> Event | None:

@@ -114,8 +114,19 @@ def _bullets(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, words: int) -> str:
-    """A pipe table; columns after the first `words` are numbers and stand to the right."""
+def pipe_table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, words: int) -> str:
+    """A table of cells that are Markdown already.
+
+    Args:
+        heads: Of the columns.
+        lines: Cells of the rows.
+        words: So many columns are text; those after them are numbers and stand to the right.
+    """
     rule = ["---" if index < words else "---:" for index in range(len(heads))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines))
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, words: int) -> str:
+    """A table of plain text."""
     texts = [[literal(text) for text in line] for line in (heads, *lines)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (texts[0], rule, *texts[1:]))
+    return pipe_table(texts[0], texts[1:], words=words)

@@ -10,7 +10,7 @@ from crossbatch.reports import svg
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from crossbatch.reports.curves import Plot
+    from crossbatch.reports.plot import Plot
 
 
 def table(label: str, head: str, *bodies: str, css: str = "plain") -> str:

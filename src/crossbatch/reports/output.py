@@ -1,15 +1,21 @@
-"""Write a file whole or not at all."""
+"""Files of this package, and files written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def package_file(name: str) -> str:
+    """The text of a style sheet or script that lies beside this module."""
+    return files("crossbatch.reports").joinpath(name).read_text(encoding="utf-8")
 
 
 def write_whole(path: Path, content: bytes) -> Path:

@@ -160,8 +160,9 @@ def _metric_bars(metric: str, place: str, rows: Sequence[Row], colors: Mapping[s
     return figure(title, note, svg.bar_chart(bars, _describe(title, bars)))
 
 
-def _gain_bars(metric: str, place: str, rows: Sequence[Row], colors: Mapping[str, int]) -> str:
-    bars = [
+def gain_bars(metric: str, rows: Sequence[Row], colors: Mapping[str, int]) -> list[svg.Bar]:
+    """A bar for each row that has a gain in the metric, in per cent."""
+    return [
         svg.Bar(
             row.sampler,
             100 * gain.relative,
@@ -172,6 +173,10 @@ def _gain_bars(metric: str, place: str, rows: Sequence[Row], colors: Mapping[str
         for row in rows
         if (gain := row.gains.get(metric))
     ]
+
+
+def _gain_bars(metric: str, place: str, rows: Sequence[Row], colors: Mapping[str, int]) -> str:
+    bars = gain_bars(metric, rows, colors)
     if not bars:
         return ""
     title = f"Gain over in-batch, {metric_name(metric)} · {place}"

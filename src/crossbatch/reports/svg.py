@@ -10,20 +10,21 @@ serves light, dark and print. Every text from a run folder is escaped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from crossbatch.reports.ticks import exact, limits, short, ticks
+from crossbatch.reports.axis import Axis
+from crossbatch.reports.ticks import exact, limits, short
 
 if TYPE_CHECKING:
-    from crossbatch.reports.curves import Line, Plot
+    from collections.abc import Sequence
+
+    from crossbatch.reports.plot import Line, Mark, Plot
 
 COLORS = 8
+BAR_WIDTH, BAR_ROW, BAR_FOOT = 440, 40, 26  # pixels: a bar chart, a bar, the axis below all bars
 DASHES = ("", "6 3", "2 3")  # a ninth line takes the first colour again, but dashed
-
-Scale = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Frame:
     x_ticks: int = 5
     y_ticks: int = 5
     tooltips: int = 60  # at most this many points of a line answer to the pointer
+    labelled: bool = True  # whether the axes are named
 
     @property
     def base(self) -> int:
@@ -52,7 +54,11 @@ class Frame:
 
 
 LARGE = Frame()
-SMALL = Frame(width=250, height=140, left=48, top=8, bottom=24, x_ticks=3, y_ticks=3, tooltips=16)
+SMALL = Frame(
+    width=250, height=140, left=48, top=8, bottom=24, x_ticks=3, y_ticks=3, tooltips=16,
+    labelled=False,
+)  # fmt: skip
+PANEL = Frame(tooltips=0)  # of a file that is shown as an image
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +74,18 @@ class Bar:
 
 def line_chart(plot: Plot, frame: Frame = LARGE) -> str:
     """Draw the lines of a plot; its title and note belong to the page around it."""
-    x_range = limits(x for line in plot.lines for x in line.curve.x)
-    x_range = (min(0.0, x_range[0]) if x_range[0] < x_range[1] / 2 else x_range[0], x_range[1])
-    y_range = limits(y for line in plot.lines for y in line.curve.y)
-    x = _scale(x_range, frame.left, frame.edge)
-    y = _scale(y_range, frame.base, frame.top)
-    small = frame is not LARGE
+    x_values = [x for line in plot.lines for x in line.curve.x]
+    y_values = [y for line in plot.lines for y in (*line.curve.y, *_flat(line.intervals))]
+    x = Axis.over(x_values, frame.left, frame.edge, log=plot.log_x).from_zero()
+    y = Axis.over(y_values, frame.base, frame.top, log=plot.log_y)
     parts = [
-        _svg_open(frame.width, frame.height, _describe(plot), "small" if small else "large"),
-        _horizontal_grid(frame, y_range, y),
-        _vertical_ticks(frame, x_range, x),
-        "" if small else _axis_labels(frame, plot),
+        _svg_open(
+            frame.width, frame.height, _describe(plot), "large" if frame.labelled else "small"
+        ),
+        _horizontal_grid(frame, y),
+        _vertical_ticks(frame, x),
+        *(_mark(mark, frame, x) for mark in plot.marks if x.low <= mark.x <= x.high),
+        _axis_labels(frame, plot) if frame.labelled else "",
         *(_line(line, plot, frame, x, y) for line in plot.lines),
         "</svg>",
     ]
@@ -86,7 +93,7 @@ def line_chart(plot: Plot, frame: Frame = LARGE) -> str:
 
 
 def bar_chart(
-    bars: Sequence[Bar], description: str, *, reach: Sequence[float] = (), width: int = 440
+    bars: Sequence[Bar], description: str, *, reach: Sequence[float] = (), width: int = BAR_WIDTH
 ) -> str:
     """Horizontal bars from zero, each under its label, with its value at the end.
 
@@ -96,18 +103,28 @@ def bar_chart(
         reach: values that must fit on the axis, so that specks do not look like pillars.
         width: in pixels; the height follows from the bars.
     """
-    left, right, row, foot = 4, 96, 40, 8
+    left, right, row, foot = 4, 96, BAR_ROW, BAR_FOOT
     values = [value for bar in bars for value in (bar.value, *(bar.interval or ()))]
-    low, high = limits([*values, *reach], zero=True)
-    x = _scale((low, high), left, width - right)
+    x = Axis(*limits([*values, *reach], zero=True), left, width - right)
     height = row * len(bars) + foot
     zero = x(0.0)
     parts = [_svg_open(width, height, description, "bars")]
-    parts.append(
-        f'<line class="axis" x1="{zero:.1f}" x2="{zero:.1f}" y1="0" y2="{height - foot}"/>'
-    )
+    base = height - foot + 4
+    for tick in x.ticks(5):
+        at = x(tick)
+        parts.append(
+            f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{base}"/>'
+            f'<text class="tick" text-anchor="middle" x="{at:.1f}" y="{base + 15}">'
+            f"{short(tick)}</text>"
+        )
+    parts.append(f'<line class="axis" x1="{zero:.1f}" x2="{zero:.1f}" y1="0" y2="{base}"/>')
     parts += [_bar(bar, index * row, x, width - 4) for index, bar in enumerate(bars)]
     return "".join([*parts, "</svg>"])
+
+
+def bar_size(bars: int) -> tuple[int, int]:
+    """Width and height of a chart of so many bars."""
+    return BAR_WIDTH, BAR_ROW * bars + BAR_FOOT
 
 
 def series_class(color: int) -> str:
@@ -120,12 +137,6 @@ def dash(color: int) -> str:
     return DASHES[color // COLORS % len(DASHES)]
 
 
-def _scale(domain: tuple[float, float], start: float, end: float) -> Scale:
-    low, high = domain
-    factor = (end - start) / ((high - low) or 1.0)
-    return lambda value: start + (value - low) * factor
-
-
 def _svg_open(width: int, height: int, description: str, kind: str) -> str:
     return (
         f'<svg class="chart {kind}" viewBox="0 0 {width} {height}" role="img" '
@@ -133,9 +144,9 @@ def _svg_open(width: int, height: int, description: str, kind: str) -> str:
     )
 
 
-def _horizontal_grid(frame: Frame, domain: tuple[float, float], y: Scale) -> str:
+def _horizontal_grid(frame: Frame, y: Axis) -> str:
     parts = []
-    for tick in ticks(*domain, frame.y_ticks):
+    for tick in y.ticks(frame.y_ticks):
         at = y(tick)
         parts.append(
             f'<line class="grid" x1="{frame.left}" x2="{frame.edge}" y1="{at:.1f}" y2="{at:.1f}"/>'
@@ -145,10 +156,10 @@ def _horizontal_grid(frame: Frame, domain: tuple[float, float], y: Scale) -> str
     return "".join(parts)
 
 
-def _vertical_ticks(frame: Frame, domain: tuple[float, float], x: Scale) -> str:
+def _vertical_ticks(frame: Frame, x: Axis) -> str:
     base = frame.base
     parts = [f'<line class="axis" x1="{frame.left}" x2="{frame.edge}" y1="{base}" y2="{base}"/>']
-    for tick in ticks(*domain, frame.x_ticks):
+    for tick in x.ticks(frame.x_ticks):
         at = x(tick)
         parts.append(
             f'<line class="axis" x1="{at:.1f}" x2="{at:.1f}" y1="{base}" y2="{base + 4}"/>'
@@ -166,12 +177,24 @@ def _axis_labels(frame: Frame, plot: Plot) -> str:
     )
 
 
-def _line(line: Line, plot: Plot, frame: Frame, x: Scale, y: Scale) -> str:
+def _mark(mark: Mark, frame: Frame, x: Axis) -> str:
+    at = x(mark.x)
+    side, anchor = (4, "start") if at < frame.width / 2 else (-4, "end")
+    return (
+        f'<line class="mark" x1="{at:.1f}" x2="{at:.1f}" y1="{frame.top}" y2="{frame.base}"/>'
+        f'<text class="tick" text-anchor="{anchor}" x="{at + side:.1f}" y="{frame.top + 10}">'
+        f"{escape(mark.label)}</text>"
+    )
+
+
+def _line(line: Line, plot: Plot, frame: Frame, x: Axis, y: Axis) -> str:
     points = [(x(a), y(b)) for a, b in zip(line.curve.x, line.curve.y, strict=True)]
     path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
     dashed = f' stroke-dasharray="{dash(line.color)}"' if dash(line.color) else ""
     parts = [f'<g class="series {series_class(line.color)}" data-series="{escape(line.label)}">']
     parts.append(f'<path class="line" d="{path}"{dashed}/>')
+    for (a, _), (low, high) in zip(points, line.intervals, strict=False):
+        parts.append(f'<path class="spread" d="M{a:.1f} {y(low):.1f}V{y(high):.1f}"/>')
     if line.best is not None or len(points) == 1:
         a, b = points[line.best or 0]
         parts.append(f'<circle class="best" cx="{a:.1f}" cy="{b:.1f}" r="3.5"/>')
@@ -192,15 +215,19 @@ def _tooltip(line: Line, plot: Plot, index: int) -> str:
     return f"{name}\n{plot.x_label} {here}: {value}{best}"
 
 
+def _flat(intervals: Sequence[tuple[float, float]]) -> list[float]:
+    return [bound for interval in intervals for bound in interval]
+
+
 def _spread(count: int, limit: int, keep: int | None) -> list[int]:
     """At most `limit` of `count` indices, evenly, with the first, the last and `keep`."""
-    if count <= limit:
-        return list(range(count))
+    if count <= limit or not limit:
+        return list(range(min(count, limit)))
     chosen = {round(i * (count - 1) / (limit - 1)) for i in range(limit)}
     return sorted(chosen | ({keep} if keep is not None else set()))
 
 
-def _bar(bar: Bar, top: int, x: Scale, end: int) -> str:
+def _bar(bar: Bar, top: int, x: Axis, end: int) -> str:
     color = "neutral" if bar.color is None else series_class(bar.color)
     start, stop = sorted((x(0.0), x(bar.value)))
     middle = top + 27

@@ -47,6 +47,33 @@ def ticks(low: float, high: float, target: int = 5) -> list[float]:
     return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
 
 
+def log_limits(values: Iterable[float]) -> tuple[float, float]:
+    """The range of a logarithmic axis: all positive values and a little air."""
+    known = [value for value in values if value > 0]
+    if not known:
+        return 0.1, 1.0
+    low, high = min(known), max(known)
+    air = max((high / low) ** 0.06, 1.1)
+    return low / air, high * air
+
+
+def log_ticks(low: float, high: float, target: int = 5) -> list[float]:
+    """About `target` of the numbers 1, 2, 5, 10, 20 and so on inside [low, high].
+
+    A short range has too few of them to read a scale from, and gets the ticks of a linear axis.
+    """
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    found: list[float] = []
+    for factors in ((1, 2, 5), (1,)):
+        candidates = (float(f"{f}e{d}") for d in range(first, last + 1) for f in factors)
+        found = [value for value in candidates if low <= value <= high]
+        if 2 <= len(found) <= 1.5 * target:
+            return found
+    if len(found) < 2:
+        return ticks(low, high, target)
+    return found[:: math.ceil(len(found) / target)]
+
+
 def short(value: float) -> str:
     """A number on an axis: 12000 is "12k", 0.00012 is "0.00012", 0.0000012 is "1.2e-06"."""
     for size, suffix in SUFFIXES:

@@ -142,7 +142,8 @@ def _detail(variant: Variant, namesakes: Sequence[Variant]) -> str:
 
 def _place(variant: Variant) -> tuple[object, ...]:
     """By data set, then models and samplers in the order of the tables above, newcomers last."""
-    models, samplers = list(MODEL_NAMES), list(SAMPLER_NAMES)
+    models, samplers, gradients = list(MODEL_NAMES), list(SAMPLER_NAMES), list(GRADIENT_NAMES)
+    gradient = variant.options.get("sampler.item_gradient", "")
     model, sampler = variant.first.model, variant.first.sampler
     return (
         variant.first.dataset,
@@ -150,6 +151,7 @@ def _place(variant: Variant) -> tuple[object, ...]:
         model,
         samplers.index(sampler) if sampler in samplers else len(samplers),
         sampler,
+        gradients.index(gradient) if gradient in gradients else len(gradients),
         [_natural(value) for value in variant.options.values()],
     )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from crossbatch.config import Recipe
 
@@ -51,6 +52,10 @@ class Cell:
     recipe: Recipe
     probe: bool = False
     test: bool = True
+
+    def is_finished(self, out: Path) -> bool:
+        """Whether the run has its result in the grid's folder `out`."""
+        return (out / self.folder / "result.json").is_file()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The experiments by name: which runs each needs, and what is written from them.
 
-    request = Request("table1", design, Path("paper"))
+    request = Request("table1", design, GridFolder(Path("paper")))
     train(request, open_dataset("books"), jobs=2, watcher=SilentWatcher())
     write(request)
 
@@ -9,11 +9,17 @@ Writing needs no dataset: a table is made from all that its folder holds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from crossbatch.reproduce.curves import write_curves
 from crossbatch.reproduce.design import SIZES, Cell, Design, distinct
-from crossbatch.reproduce.search import STEPS, search_cells, write_search
+from crossbatch.reproduce.drift import write_drift
+from crossbatch.reproduce.folder import GridFolder
+from crossbatch.reproduce.lemma import write_lemma
+from crossbatch.reproduce.search import search_cells, write_search
+from crossbatch.reproduce.table1 import write_table1
+from crossbatch.reproduce.table2 import write_table2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,16 +37,14 @@ class Request:
     Attributes:
         experiment: A key of `EXPERIMENTS`.
         design: What the runs share and vary.
-        out: Folder of the grid.
+        folder: Of the grid.
         sizes: Bank sizes of Table 2, in batches.
-        search_steps: Steps of a search run.
     """
 
     experiment: str
     design: Design
-    out: Path
+    folder: GridFolder
     sizes: Sequence[int] = SIZES
-    search_steps: int = STEPS
 
     @property
     def cells(self) -> list[Cell]:
@@ -62,10 +66,29 @@ class Experiment:
 
 
 def train(request: Request, dataset: Dataset, *, jobs: int, watcher: Watcher) -> GridOutcome:
-    """Train what is missing."""
+    """Train what is missing, and measure the baselines."""
+    from crossbatch.reproduce.baselines import measure_baselines
     from crossbatch.reproduce.grid import run_grid
 
-    return run_grid(request.cells, dataset, request.out, jobs=jobs, watcher=watcher)
+    out = request.folder.path
+    shortened = None if request.experiment == "search" else request.design.budget
+    remember_data(request.folder, dataset, shortened)
+    outcome = run_grid(request.cells, dataset, out, jobs=jobs, watcher=watcher)
+    if not outcome.interrupted and request.experiment in WITH_BASELINES:
+        measure_baselines(dataset, request.design.base, out)
+    return outcome
+
+
+def remember_data(folder: GridFolder, dataset: Dataset, budget: int | None) -> None:
+    """Note in `grid.json` what the tables say of the data."""
+    counts, source = dataset.manifest["counts"], dataset.manifest.get("source", {})
+    facts = {key: counts[key] for key in ("users", "items", "interactions", "eligible_samples")}
+    books = source.get("format") in PAPER_FORMATS and facts["items"] > PAPER_ITEMS
+    folder.remember(
+        dataset={"name": dataset.path.resolve().name} | facts,
+        budget=budget,
+        paper=folder.about.get("paper", books),
+    )
 
 
 def write(request: Request) -> list[Path]:
@@ -73,20 +96,42 @@ def write(request: Request) -> list[Path]:
     return EXPERIMENTS[request.experiment].write(request)
 
 
+def keep(request: Request, out: Path) -> list[Path]:
+    """Copy the small records of the grid, and rebuild the experiment's files from them there."""
+    from crossbatch.reproduce.records import keep_records
+
+    records = keep_records(request.folder, out)
+    return records + write(replace(request, folder=GridFolder(out)))
+
+
 def _all_cells(request: Request) -> list[Cell]:
     design = request.design
     return distinct([*design.table1(), *design.table2(request.sizes), *design.probes()])
 
 
+def _from_runs(*writers: Callable[[GridFolder], list[Path]]) -> Callable[[Request], list[Path]]:
+    def write_all(request: Request) -> list[Path]:
+        return [path for writer in writers for path in writer(request.folder)]
+
+    return write_all
+
+
+# The paper's data: Amazon-Books by either of its readers, not a sample of it.
+PAPER_FORMATS, PAPER_ITEMS = ("amazon", "comirec"), 300_000
+WITH_BASELINES = ("table1", "all")
 EXPERIMENTS: dict[str, Experiment] = {
-    "table1": Experiment(lambda request: request.design.table1(), lambda _: []),
-    "table2": Experiment(lambda request: request.design.table2(request.sizes), lambda _: []),
-    "curves": Experiment(lambda request: request.design.table1(), lambda _: []),
-    "drift": Experiment(lambda request: request.design.probes(), lambda _: []),
-    "lemma": Experiment(lambda request: request.design.probes(), lambda _: []),
-    "search": Experiment(
-        lambda request: search_cells(request.design, request.search_steps),
-        lambda request: write_search(request.design, request.out, request.search_steps),
+    "table1": Experiment(lambda request: request.design.table1(), _from_runs(write_table1)),
+    "table2": Experiment(
+        lambda request: request.design.table2(request.sizes), _from_runs(write_table2)
     ),
-    "all": Experiment(_all_cells, lambda _: []),
+    "curves": Experiment(lambda request: request.design.table1(), _from_runs(write_curves)),
+    "drift": Experiment(lambda request: request.design.probes(), _from_runs(write_drift)),
+    "lemma": Experiment(lambda request: request.design.probes(), _from_runs(write_lemma)),
+    "search": Experiment(
+        lambda request: search_cells(request.design),
+        lambda request: write_search(request.design, request.folder.path),
+    ),
+    "all": Experiment(
+        _all_cells, _from_runs(write_table1, write_table2, write_curves, write_drift, write_lemma)
+    ),
 }

@@ -63,11 +63,6 @@ class _Worker:
             self.process.stdin.close()
 
 
-def is_finished(out: Path, cell: Cell) -> bool:
-    """Whether a cell has its result."""
-    return (out / cell.folder / "result.json").is_file()
-
-
 def check_cells(cells: Sequence[Cell], dataset: Dataset, out: Path) -> None:
     """Refuse to mix runs: a folder that holds another configuration is named with the difference.
 
@@ -101,7 +96,7 @@ def run_grid(
     """
     check_cells(cells, dataset, out)
     outcome = GridOutcome()
-    waiting = [cell for cell in cells if not is_finished(out, cell)]
+    waiting = [cell for cell in cells if not cell.is_finished(out)]
     running: list[_Worker] = []
     watcher.begin(cells, waiting)
     try:
@@ -119,7 +114,7 @@ def run_grid(
         for each in running:
             each.process.wait()
         watcher.end()
-    outcome.finished = [cell for cell in cells if is_finished(out, cell)]
+    outcome.finished = [cell for cell in cells if cell.is_finished(out)]
     return outcome
 
 
@@ -149,7 +144,7 @@ def _start_some(
     for cell in list(waiting):
         if len(running) >= jobs:
             return
-        if is_finished(out, cell):
+        if cell.is_finished(out):
             waiting.remove(cell)
         elif not in_use(out / cell.folder):
             waiting.remove(cell)

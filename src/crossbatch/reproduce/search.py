@@ -1,7 +1,7 @@
 """Choose settings on validation users, from one table and in one way for every combination.
 
-    cells = search_cells(design, steps=6000)
-    write_search(design, out)             # after the grid has trained them
+    run_grid(search_cells(design), dataset, out, jobs=2, watcher=SilentWatcher())
+    write_search(design, out)             # search.json and settings.toml
 
 Test users are never looked at. Each model × strategy gets the setting of the highest validation
 metric, averaged over seeds; `--settings settings.toml` then applies it.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-STEPS = 6000  # of a search run; its warm-up is cut in proportion
+STEPS = 6000  # of a search run unless the design has a budget; its warm-up is cut in proportion
 
 # Dot products are the paper's; with normalised vectors an L2 penalty on their lengths is constant.
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -71,10 +71,10 @@ class Trial:
         return statistics.fmean(self.values)
 
 
-def search_cells(design: Design, steps: int = STEPS) -> list[Cell]:
+def search_cells(design: Design) -> list[Cell]:
     """Short runs of every model × strategy with every setting."""
     return [
-        _cell(design, model, strategy, setting, seed, steps)
+        _cell(design, model, strategy, setting, seed)
         for seed in design.seeds
         for model in design.models
         for strategy in design.strategies
@@ -82,13 +82,13 @@ def search_cells(design: Design, steps: int = STEPS) -> list[Cell]:
     ]
 
 
-def read_trials(design: Design, out: Path, steps: int = STEPS) -> list[Trial]:
+def read_trials(design: Design, out: Path) -> list[Trial]:
     """What the finished search runs reached; a setting without a result is left out."""
     trials = []
     for model in design.models:
         for strategy in design.strategies:
             for setting, overrides in settings_of(strategy, design.one_pass).items():
-                cells = [_cell(design, model, strategy, setting, s, steps) for s in design.seeds]
+                cells = [_cell(design, model, strategy, setting, s) for s in design.seeds]
                 found = {cell.folder: _validation(out / cell.folder, design) for cell in cells}
                 values = {folder: value for folder, value in found.items() if value is not None}
                 if values:
@@ -114,15 +114,15 @@ def choose(trials: Sequence[Trial]) -> dict[str, dict[str, Trial]]:
     return best
 
 
-def write_search(design: Design, out: Path, steps: int = STEPS) -> list[Path]:
+def write_search(design: Design, out: Path) -> list[Path]:
     """Write `search.json` with every number and `settings.toml` with the choice."""
-    trials = read_trials(design, out, steps)
+    trials = read_trials(design, out)
     if not trials:
         raise DataError(f"{out}/search holds no finished run; run the search with --data")
     best, metric = choose(trials), design.base.train.metric
     document = {
         "metric": metric,
-        "steps": steps,
+        "steps": design.budget or STEPS,
         "seeds": list(design.seeds),
         "trials": [asdict(trial) | {"mean": trial.mean} for trial in trials],
         "chosen": {m: {s: trial.setting for s, trial in row.items()} for m, row in best.items()},
@@ -167,10 +167,10 @@ def _is_overrides(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
-def _cell(design: Design, model: str, strategy: str, setting: str, seed: int, steps: int) -> Cell:
+def _cell(design: Design, model: str, strategy: str, setting: str, seed: int) -> Cell:
     overrides = settings_of(strategy, design.one_pass)[setting]
     trial = replace(design, settings={model: {strategy: overrides}}, budget=None)
     cell = trial.cell(model, strategy, seed)
-    recipe = shortened(cell.recipe, steps, design.one_pass)
+    recipe = shortened(cell.recipe, design.budget or STEPS, design.one_pass)
     name = cell.folder.removeprefix("runs/").removesuffix(f"-s{seed}")
     return Cell(f"search/{name}-{setting}-s{seed}", recipe, test=False)

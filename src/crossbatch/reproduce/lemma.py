@@ -1,0 +1,145 @@
+"""The lemma, measured: what cached vectors do to the user-side gradient, and the bound C ε.
+
+    write_lemma(GridFolder(Path("paper")))       # lemma.md, .csv, .json, figures/lemma.*
+
+For users i and banked items j with logit o = uᵀv, the deviation ‖∂ô/∂θ − ∂o/∂θ‖² comes from using
+the cached v̂ instead of the fresh v; ε = ‖v̂ − v‖², and C = ‖∂u/∂θ‖² is the constant that the paper
+reports to be at most 1. θ are the parameters that the user vector depends on, tables included.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from crossbatch.errors import DataError
+from crossbatch.reports.journal import Curve
+from crossbatch.reports.markdown import literal, pipe_table
+from crossbatch.reports.plot import Line, Plot
+from crossbatch.reports.svg import COLORS
+from crossbatch.reproduce.probes import Probed, at_step, read_probes, warmup_marks
+from crossbatch.reproduce.sheet import Figure, Sheet, run_link, write_sheet
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from crossbatch.reproduce.folder import GridFolder
+
+PAPER_CONSTANT = 1.0
+NOTE = (
+    "Means over 8 users and all rows of the bank, where the warm-up ends and at the last "
+    "measurement; a fresh vector has no deviation. Relative error: squared deviation over squared "
+    "gradient. C needed: the largest deviation / ε of any pair, over all of training; C of the "
+    "tower: the largest ‖∂u/∂θ‖². The paper says C ≤ 1."
+)
+
+
+def write_lemma(folder: GridFolder) -> list[Path]:
+    """Write the sheet from the probe runs of the folder that have a bank."""
+    probes = [probed for probed in read_probes(folder) if len(probed.curve("lemma", "bound"))]
+    if not probes:
+        raise DataError(f"{folder.path / 'probes'} holds no banked run; train some with --data")
+    columns = len(dict.fromkeys(probed.model for probed in probes))
+    figure = Figure(
+        "lemma",
+        [*_deviation_plots(probes), *_constant_plots(probes)],
+        columns,
+        "Gradient deviation by cached vectors against its bound, and the constant C.",
+    )
+    rows = [row for probed in probes for row in _records(probed)]
+    sheet = Sheet("lemma", "The lemma", [_table(probes, folder), NOTE], rows, [figure])
+    return write_sheet(folder, sheet)
+
+
+def _deviation_plots(probes: Sequence[Probed]) -> list[Plot]:
+    plots = []
+    for model in dict.fromkeys(probed.model for probed in probes):
+        mine = [probed for probed in probes if probed.model == model]
+        lines = []
+        for probed in mine:
+            deviation, bound = (_positive(probed.curve("lemma", k)) for k in ("deviation", "bound"))
+            lines.append(Line(probed.title, "", deviation, probed.color))
+            lines.append(Line(f"{probed.title}: bound C ε", "", bound, probed.color + COLORS))
+        plots.append(
+            Plot(
+                "lemma-deviation",
+                mine[0].model_title,
+                "step",
+                "squared gradient deviation",
+                lines,
+                marks=warmup_marks(probes, model),
+                log_y=True,
+            )
+        )
+    return plots
+
+
+def _constant_plots(probes: Sequence[Probed]) -> list[Plot]:
+    plots = []
+    for model in dict.fromkeys(probed.model for probed in probes):
+        mine = [probed for probed in probes if probed.model == model]
+        lines = [
+            Line(probed.title, "", _positive(probed.curve("lemma", "jacobian")), probed.color)
+            for probed in mine
+        ]
+        steps = [step for line in lines for step in line.curve.x]
+        if steps:
+            flat = Curve((min(steps), max(steps)), (PAPER_CONSTANT, PAPER_CONSTANT))
+            lines.append(Line("C = 1, the paper", "", flat, COLORS - 1))
+        marks = warmup_marks(probes, model)
+        plots.append(
+            Plot(
+                "lemma-constant",
+                mine[0].model_title,
+                "step",
+                "C, largest of 8 users",
+                lines,
+                marks=marks,
+                log_y=True,
+            )
+        )
+    return plots
+
+
+def _positive(curve: Curve) -> Curve:
+    """The points that a logarithmic axis can show."""
+    points = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y > 0]
+    return Curve(tuple(x for x, _ in points), tuple(y for _, y in points))
+
+
+def _table(probes: Sequence[Probed], folder: GridFolder) -> str:
+    names = {
+        "epsilon": "ε",
+        "deviation": "deviation",
+        "bound": "bound C ε",
+        "relative": "relative error",
+    }
+    heads = ["Model", "Negatives"]
+    heads += [f"{name}, {when}" for name in names.values() for when in ("warm-up", "last")]
+    heads += ["C needed", "C of the tower", "Run"]
+    lines = []
+    for probed in probes:
+        line = [literal(probed.model_title), literal(probed.title)]
+        for key in names:
+            curve = probed.curve("lemma", key)
+            for step in (probed.warmup or 0.0, float("inf")):
+                point = at_step(curve, step)
+                line.append("–" if point is None else f"{point[1]:.3g}")
+        line += [f"{max(probed.curve('lemma', key).y):.3g}" for key in ("constant", "jacobian")]
+        lines.append([*line, run_link(probed.run, folder, probed.run.name)])
+    return pipe_table(heads, lines, words=2)
+
+
+def _records(probed: Probed) -> list[dict[str, Any]]:
+    """Every measurement."""
+    return [
+        {
+            "model": probed.model,
+            "strategy": probed.strategy,
+            "run": f"probes/{probed.run.path.name}",
+            "step": event["step"],
+            "lemma": event["lemma"],
+        }
+        for event in probed.run.journal.of("probe")
+        if "lemma" in event
+    ]

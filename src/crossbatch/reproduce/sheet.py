@@ -1,0 +1,136 @@
+"""What an experiment leaves behind: a Markdown page, the same numbers as CSV and JSON, figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from crossbatch.reports.markdown import literal
+from crossbatch.reports.output import write_whole
+from crossbatch.reports.panels import write_panels
+
+if TYPE_CHECKING:
+    from crossbatch.reports.plot import Plot
+    from crossbatch.reports.runs import Run
+    from crossbatch.reproduce.folder import GridFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Plots that stand together in one file."""
+
+    name: str
+    plots: Sequence[Plot]
+    columns: int
+    caption: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """One experiment, written up.
+
+    Attributes:
+        name: Of the files.
+        title: Of the page.
+        parts: Markdown below the title.
+        rows: The numbers, one mapping a row, for CSV and JSON.
+        figures: Drawn below the tables.
+    """
+
+    name: str
+    title: str
+    parts: Sequence[str]
+    rows: Sequence[Mapping[str, Any]]
+    figures: Sequence[Figure] = field(default_factory=tuple)
+
+
+def write_sheet(folder: GridFolder, sheet: Sheet) -> list[Path]:
+    """Write all files of a sheet into the grid's folder; each appears whole or not at all."""
+    out = folder.path
+    drawn = [path for figure in sheet.figures for path in _draw(figure, out / "figures")]
+    images = [
+        f"![{literal(figure.caption)}](figures/{figure.name}.svg)\n\n*{literal(figure.caption)}*"
+        for figure in sheet.figures
+    ]
+    page = "\n\n".join([f"# {sheet.title}", *_heading(folder), *sheet.parts, *images]) + "\n"
+    document = {"experiment": sheet.name} | folder.about | {"rows": sheet.rows}
+    return [
+        write_whole(out / f"{sheet.name}.md", page.encode()),
+        write_whole(out / f"{sheet.name}.csv", _csv(sheet.rows).encode()),
+        write_whole(out / f"{sheet.name}.json", (json.dumps(document, indent=1) + "\n").encode()),
+        *drawn,
+    ]
+
+
+def run_link(run: Run, folder: GridFolder, text: str) -> str:
+    """A Markdown link from a page of the grid to a run's folder."""
+    relative = Path(os.path.relpath(run.path, folder.path)).as_posix()
+    return f"[{literal(text)}]({quote(relative)})"
+
+
+def run_links(runs: Sequence[Run], folder: GridFolder) -> str:
+    """The seeds of some runs, each linked to its folder."""
+    ordered = sorted(runs, key=lambda run: run.seed or 0)
+    return " ".join(run_link(run, folder, str(run.seed)) for run in ordered)
+
+
+def _heading(folder: GridFolder) -> list[str]:
+    """Which data, and whether the runs were cut short."""
+    about, parts = folder.about, []
+    data = about.get("dataset")
+    if data:
+        parts.append(
+            f"Data: {literal(data['name'])}, {data['users']:,} users, {data['items']:,} items, "
+            f"{data['interactions']:,} interactions."
+        )
+    if about.get("budget"):
+        parts.append(
+            f"**Shortened: every run was cut to {about['budget']:,} steps. "
+            "These are not results of convergence.**"
+        )
+    return parts
+
+
+def _draw(figure: Figure, folder: Path) -> list[Path]:
+    """SVG always; PNG and PDF where matplotlib is installed."""
+    if not figure.plots:
+        return []
+    path = folder / f"{figure.name}.svg"
+    written = [write_panels(figure.plots, path, columns=figure.columns)]
+    if find_spec("matplotlib"):
+        from crossbatch.reports.figures import draw_panels
+
+        columns = min(figure.columns, len(figure.plots))
+        written += draw_panels(figure.plots, folder, figure.name, columns=columns)
+    return written
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    flat = [_flat(row) for row in rows]
+    heads = list(dict.fromkeys(key for row in flat for key in row))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, heads, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return buffer.getvalue()
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings by dotted key; lists as words."""
+    flat: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple):
+            flat[f"{prefix}{key}"] = " ".join(str(entry) for entry in value)
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

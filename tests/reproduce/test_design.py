@@ -1,0 +1,116 @@
+"""Which runs an experiment needs; the numbers are the paper's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from crossbatch.config import Recipe
+from crossbatch.reproduce.design import STRATEGIES, Design, distinct, shortened
+
+PAPER = Recipe.from_dict({"model": {"item_features": []}})
+DESIGN = Design(PAPER, one_pass=40_000, seeds=(0, 1))
+
+
+def by_folder(cells):
+    return {cell.folder: cell for cell in cells}
+
+
+def test_table1_is_every_model_with_every_strategy_and_seed():
+    cells = by_folder(DESIGN.table1())
+    assert len(cells) == 3 * 5 * 2
+    assert list(cells)[:2] == ["runs/youtube_dnn-uniform-s0", "runs/youtube_dnn-in_batch-s0"]
+    assert all(folder.endswith("-s0") for folder in list(cells)[:15])  # one whole table first
+    for folder, cell in cells.items():
+        model, _, seed = folder.removeprefix("runs/").split("-")
+        assert (cell.recipe.model.name, f"s{cell.recipe.train.seed}") == (model, seed)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("uniform", {"name": "uniform", "num_negatives": 1280}),
+        ("in_batch", {"name": "in_batch"}),
+        ("mixed", {"name": "mixed", "num_uniform": 1152}),
+        ("cross_batch", {"name": "cross_batch", "capacity": 2432, "item_gradient": "paper"}),
+        ("balanced", {"name": "cross_batch", "capacity": 2432, "item_gradient": "balanced"}),
+    ],
+)
+def test_strategies_have_the_papers_numbers_at_its_batch_size(strategy, options):
+    assert dict(DESIGN.cell("mind", strategy, 0).recipe.sampler) == options
+
+
+def test_table2_has_the_papers_sizes_and_shares_runs_with_table1():
+    cells = by_folder(DESIGN.table2())
+    sizes = [
+        cell.recipe.sampler.get("capacity", 0)
+        for folder, cell in cells.items()
+        if folder.startswith(("runs/mind-cross_batch", "runs/mind-in_batch"))
+        and folder.endswith("-s0")
+    ]
+    assert sizes == [0, 128, 512, 1152, 2432, 4992, 10112]
+    table1 = by_folder(DESIGN.table1())
+    shared = set(cells) & set(table1)
+    assert len(shared) == 3 * 3 * 2  # in-batch, and both banked strategies at their usual size
+    assert all(cells[folder] == table1[folder] for folder in shared)
+    assert len(cells) == 3 * 2 * (1 + 2 * 6)
+
+
+def test_probes_neither_test_nor_share_folders_with_tables():
+    cells = by_folder(DESIGN.probes())
+    assert set(cells) == {
+        f"probes/{model}-{strategy}-s0"
+        for model in ("youtube_dnn", "gru4rec", "mind")
+        for strategy in ("in_batch", "cross_batch", "balanced")
+    }
+    assert all(cell.probe and not cell.test for cell in cells.values())
+
+
+def test_settings_change_one_combination_alone():
+    design = replace(DESIGN, settings={"mind": {"in_batch": ["train.lr=0.5"]}})
+    assert design.cell("mind", "in_batch", 0).recipe.train.lr == 0.5
+    for other in (("mind", "uniform"), ("gru4rec", "in_batch")):
+        assert design.cell(*other, 0).recipe.train.lr == 0.001
+    # A bank of size 0 is the in-batch run, with its settings.
+    assert design.cell("mind", "cross_batch", 0, 0) == design.cell("mind", "in_batch", 0)
+
+
+def test_the_base_recipes_own_bank_is_the_usual_one():
+    base = PAPER.changed(['sampler={name="cross_batch", capacity=640, warmup_steps=7}'])
+    design = replace(DESIGN, base=base)
+    cell = design.cell("mind", "balanced", 0)
+    assert cell.folder == "runs/mind-balanced-s0"
+    assert (cell.recipe.sampler["capacity"], cell.recipe.sampler["warmup_steps"]) == (640, 7)
+    assert design.cell("mind", "balanced", 0, 19).folder == "runs/mind-balanced-M2432-s0"
+    assert design.cell("mind", "in_batch", 0).recipe.sampler == {"name": "in_batch"}
+
+
+def test_options_of_one_models_tower_are_not_anothers():
+    base = PAPER.changed(["model.name=mind", "model.tower.interests=2"])
+    design = replace(DESIGN, base=base)
+    assert design.cell("mind", "in_batch", 0).recipe.model.tower == {"interests": 2}
+    assert design.cell("gru4rec", "in_batch", 0).recipe.model.tower == {}
+
+
+def test_a_short_run_is_evaluated_often_and_uses_its_bank():
+    short = replace(DESIGN, budget=2000).cell("mind", "balanced", 0).recipe
+    assert (short.train.max_steps, short.train.eval_every) == (2000, 200)
+    assert short.sampler["warmup_steps"] == 500
+    early = shortened(
+        PAPER.changed(['sampler={name="cross_batch", warmup_steps=10}']), 2000, one_pass=40_000
+    )
+    assert early.sampler["warmup_steps"] == 10
+    assert "warmup_steps" not in shortened(PAPER.changed(['sampler={name="in_batch"}']), 9, 1).sampler
+
+
+def test_distinct_keeps_the_first():
+    cells = DESIGN.table1()
+    other = replace(cells[0], probe=True)
+    assert distinct([*cells, other, *cells]) == cells
+
+
+def test_every_strategy_is_a_sampler():
+    from crossbatch.negatives import SAMPLERS
+
+    assert {make(128)["name"] for make in STRATEGIES.values()} == set(SAMPLERS)
