@@ -110,7 +110,10 @@ class LiveBundle:
             "dim": bundle.dim,
             "interests": bundle.num_interests,
             "history_length": bundle.history_length,
-            "user_features": sorted(bundle.user_features),
+            "user_features": {
+                name: {"kind": feature["kind"], "values": feature["values"]}
+                for name, feature in bundle.user_features.items()
+            },
             "model": bundle.config.name,
             "metrics": bundle.metrics.get("test", {}),
             "serving_since": self.serving.since.isoformat(timespec="seconds"),

@@ -113,6 +113,13 @@ class ItemsResponse(BaseModel):
     unknown: list[str] = Field(description="Ids asked for that the bundle does not hold.")
 
 
+class FeatureFacts(BaseModel):
+    """A user feature that the model reads."""
+
+    kind: str
+    values: list[str] = Field(description="The commonest ones, where they can be listed.")
+
+
 class BundleFacts(BundleName):
     """What serves in one slot."""
 
@@ -120,7 +127,7 @@ class BundleFacts(BundleName):
     dim: int
     interests: int
     history_length: int
-    user_features: list[str]
+    user_features: dict[str, FeatureFacts]
     model: str
     metrics: dict[str, Any]
     serving_since: str
