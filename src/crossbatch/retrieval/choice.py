@@ -14,6 +14,7 @@ from crossbatch.retrieval.ivf import IVFIndex
 CHOICES = ("auto", "exact", "ivf")
 EXACT_MILLISECONDS = 10.0  # exact search is fast enough while one user waits no longer than this
 TIMED_USERS = 20
+LIST = 50  # length of the lists that are measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def choose_index(
     interests: Tensor,
     *,
     name: str = "auto",
-    k: int = 50,
+    k: int = LIST,
     target: float = 0.99,
 ) -> tuple[ExactIndex | IVFIndex, IndexFacts]:
     """Build the index that suits a catalogue.
@@ -80,7 +81,7 @@ def choose_index(
     return (index, facts) if name == "ivf" or worth_it else (exact, plain)
 
 
-def measure(index: ExactIndex | IVFIndex, interests: Tensor, k: int = 50) -> IndexFacts:
+def measure(index: ExactIndex | IVFIndex, interests: Tensor, k: int = LIST) -> IndexFacts:
     """Recall against exact search, and times of both, over lists of k for real users."""
     k = min(k, index.num_items)
     exact = ExactIndex(index.vectors)

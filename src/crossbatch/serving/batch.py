@@ -5,11 +5,8 @@ recommend_users(bundle, Path("users.parquet"), Path("lists.parquet"), k=20)
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -19,9 +16,11 @@ from crossbatch.data.features import encode_table
 from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.serving.profiles import Profiles, feature_table
+from crossbatch.serving.table_file import table_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from crossbatch.serving.recommender import Recommender
     from crossbatch.serving.results import Ranking
@@ -36,11 +35,6 @@ SCANS: dict[str, Callable[[Path], pl.LazyFrame]] = {
     ".parquet": pl.scan_parquet,
     ".csv": lambda path: pl.scan_csv(path, infer_schema=False),
     ".jsonl": pl.scan_ndjson,
-}
-SINKS: dict[str, Callable[[pl.LazyFrame, Path], Any]] = {
-    ".parquet": lambda frame, path: frame.sink_parquet(path),
-    ".csv": lambda frame, path: frame.sink_csv(path),
-    ".jsonl": lambda frame, path: frame.sink_ndjson(path),
 }
 
 
@@ -89,34 +83,21 @@ def recommend_users(
         ConfigError: If a file's kind, a column or k cannot be honoured.
         DataError: If the users cannot be read.
     """
-    sink = _by_suffix(SINKS, out, "--out")
-    if out.exists() and not overwrite:
-        raise ConfigError(f"{out} already exists: choose another --out or pass --overwrite")
-    if not out.parent.is_dir():
-        raise ConfigError(f"the folder of {out} does not exist: make it first")
-    frames, total = _frames(users, list(recommender.user_encoders))
     tally = Tally()
-    parts = Path(tempfile.mkdtemp(prefix=f".{out.name}.parts-", dir=out.parent))
-    try:
-        for number, frame in enumerate(_chunks(frames)):
-            lists = _lists(recommender, frame, k, exclude_seen=exclude_seen, tally=tally)
-            lists.write_parquet(parts / f"{number:09d}.parquet")
+    with table_file(out, overwrite=overwrite) as add:
+        frames, total = _frames(users, list(recommender.user_encoders))
+        for frame in _chunks(frames):
+            add(_lists(recommender, frame, k, exclude_seen=exclude_seen, tally=tally))
             progress("users", tally.users, total)
-        if not tally.users:
-            raise DataError(f"{users} holds no users")
-        whole = parts / f"whole{out.suffix}"
-        sink(pl.scan_parquet(parts / "*.parquet"), whole)
-        whole.replace(out)
-    finally:
-        shutil.rmtree(parts, ignore_errors=True)
     return tally
 
 
 def _frames(path: Path, features: list[str]) -> tuple[Iterator[pl.DataFrame], int | None]:
     """Users as frames of `user`, `history` and the features there are; and how many, if known."""
-    scan = _by_suffix(SCANS, path, "--users")
+    if path.suffix not in SCANS:
+        raise ConfigError(f"--users must end in {', '.join(SCANS)}, got {path.name!r}")
     try:
-        lazy = scan(path)
+        lazy = SCANS[path.suffix](path)
         schema = lazy.collect_schema()
         user = _column(path, schema, USER_COLUMNS)
         history = _column(path, schema, HISTORY_COLUMNS)
@@ -220,12 +201,6 @@ def _column(path: Path, schema: pl.Schema, names: tuple[str, ...]) -> str:
         f"{path} needs a column {names[0]!r} (or {', '.join(names[1:])}); "
         f"its columns are {', '.join(schema)}"
     )
-
-
-def _by_suffix(table: dict[str, Any], path: Path, option: str) -> Any:
-    if path.suffix not in table:
-        raise ConfigError(f"{option} must end in {', '.join(table)}, got {path.name!r}")
-    return table[path.suffix]
 
 
 def _first_line(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from crossbatch.serving import towers as stored_towers
 from crossbatch.serving.catalogue import StoredCatalogue
 from crossbatch.serving.manifest import BundleError, read_manifest, verify_files
 from crossbatch.serving.recommender import Recommender
-from crossbatch.serving.schema import blank_tables, read_schema
+from crossbatch.serving.schema import read_schema, sample_tables
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ class Bundle(Recommender):
         self.user_features = read_schema(path / USERS)
         towers = stored_towers.user_side(
             self.config,
-            blank_tables(self.user_features),
+            sample_tables(self.user_features, rows=1),
             stored_towers.map_tensors(path / stored_towers.USER_TOWER),
         )
         item_vectors = map_array(path / ITEM_VECTORS)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,11 @@ import numpy as np
 from crossbatch.data.folder import check_free
 from crossbatch.data.progress import Progress, silent
 from crossbatch.evaluation import encode_items
-from crossbatch.retrieval import choose_index
 from crossbatch.serving import towers as stored_towers
 from crossbatch.serving.catalogue import all_items
 from crossbatch.serving.manifest import MANIFEST
 from crossbatch.serving.parity import real_users
-from crossbatch.serving.writing import Contents, write_bundle
+from crossbatch.serving.writing import Contents, IndexPlan, write_bundle
 from crossbatch.training.saved import open_run
 
 if TYPE_CHECKING:
@@ -68,7 +66,7 @@ def export_bundle(
         out,
         _contents(saved, run, name or run.resolve().name),
         real_users(saved),
-        partial(choose_index, name=index, target=recall),
+        IndexPlan(index, recall),
         graph_formats=graph_formats,
         overwrite=overwrite,
         progress=progress,

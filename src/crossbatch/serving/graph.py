@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from crossbatch.errors import ConfigError
 from crossbatch.models import FeatureTable
 from crossbatch.serving.profiles import Profiles, with_profiles
+from crossbatch.serving.schema import sample_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 PT2, ONNX = "user_tower.pt2", "user_tower.onnx"
 MULTI = "multi_valued"
 STARTS = ".starts"  # suffix of the second input of a multi-valued feature
+TRACED_USERS = 4
 ONE_FILE_BYTES = 1 << 30  # larger ONNX graphs keep their weights in a file beside
 
 
@@ -99,13 +101,18 @@ class AllRows(FeatureTable):
         return self.values, self.offsets
 
 
-def export_graph(graph: UserGraph, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
+def export_graph(graph: UserGraph, history_length: int) -> torch.export.ExportedProgram:
     """The graph as torch traces it, for any number of users.
 
     Args:
         graph: What to export.
-        example: Inputs of two users or more, for torch takes sizes 0 and 1 for constants.
+        history_length: Width L of the histories, which is fixed.
     """
+    # made-up users: of real ones a size may be 0 or 1, which torch takes for a constant
+    history = torch.ones(TRACED_USERS, history_length, dtype=torch.long)
+    rows = torch.arange(TRACED_USERS)
+    profiles = Profiles(sample_tables(graph.schema, TRACED_USERS), rows)
+    example = graph.inputs(history, profiles)
     batch = torch.export.Dim("batch")
     shapes: list[dict[int, Any]] = [{0: batch} for _ in example]
     for position, name in enumerate(graph.input_names()):

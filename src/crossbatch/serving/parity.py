@@ -10,6 +10,7 @@ import torch
 
 from crossbatch.errors import DataError
 from crossbatch.retrieval import ExactIndex
+from crossbatch.retrieval.choice import LIST
 from crossbatch.serving.from_run import run_profiles
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 USERS = 256
 TOLERANCE = 1e-4  # of the largest number: far above float rounding, far below any real difference
-LIST = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,9 @@ def real_users(saved: SavedRun) -> Probe:
     return Probe(batch.history, run_profiles(saved, batch.user_ids), interests)
 
 
-def drawn_users(recommender: Recommender, *, seed: int = 0) -> Tensor:
-    """Histories `[U, L]` drawn by popularity, where no real ones are at hand."""
-    counts = np.asarray(recommender.item_counts)[: len(recommender.history_vectors)] + 1e-9
-    counts[0] = 0
-    rng = np.random.default_rng(seed)
+def drawn_users(recommender: Recommender, items: np.ndarray, *, seed: int = 0) -> Tensor:
+    """Histories `[U, L]` of given items, by popularity: where no real users are at hand."""
+    weights = np.asarray(recommender.item_counts)[items] + 1.0
     shape = (USERS, recommender.history_length)
-    history = rng.choice(len(counts), size=shape, p=counts / counts.sum())
-    return torch.from_numpy(history)
+    drawn = np.random.default_rng(seed).choice(items, size=shape, p=weights / weights.sum())
+    return torch.from_numpy(drawn)

@@ -53,14 +53,15 @@ def read_schema(folder: Path) -> dict[str, Any]:
     return described
 
 
-def blank_tables(schema: Mapping[str, Any], rows: int = 1) -> dict[str, FeatureTable]:
-    """Tables of the right kinds and widths that say nothing, to build a tower around."""
-    tables = {}
-    for name, entry in schema.items():
-        kind, width = entry["kind"], entry["num_values"]
-        shapes = {"categorical": (rows,), "multi_valued": (0,)}
-        integer = kind in shapes
-        values = np.zeros(shapes.get(kind, (rows, width)), dtype=np.int32 if integer else "f4")
-        offsets = np.zeros(rows + 1, dtype=np.int64) if kind == "multi_valued" else None
-        tables[name] = FeatureTable.from_arrays(kind, values, offsets, width if integer else 0)
-    return tables
+def sample_tables(schema: Mapping[str, Any], rows: int) -> dict[str, FeatureTable]:
+    """Made-up features of the right kinds and widths: to build a tower around, to trace one."""
+    return {name: _sample(entry, rows) for name, entry in schema.items()}
+
+
+def _sample(entry: dict[str, Any], rows: int) -> FeatureTable:
+    kind, size = entry["kind"], entry["num_values"]
+    if kind in ("numeric", "dense"):
+        return FeatureTable.from_arrays(kind, np.ones((rows, size), dtype=np.float32))
+    values = np.arange(rows, dtype=np.int64) % size
+    offsets = np.arange(rows + 1, dtype=np.int64) if kind == "multi_valued" else None
+    return FeatureTable.from_arrays(kind, values, offsets, size)

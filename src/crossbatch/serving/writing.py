@@ -13,7 +13,8 @@ import torch
 
 from crossbatch.data.folder import atomic_folder
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.retrieval import IVFIndex
+from crossbatch.retrieval import IVFIndex, choose_index
+from crossbatch.retrieval.choice import LIST, measure, tune
 from crossbatch.serving import graph as graphs
 from crossbatch.serving import parity
 from crossbatch.serving import towers as stored_towers
@@ -34,7 +35,7 @@ from crossbatch.serving.manifest import MANIFEST, write_manifest
 from crossbatch.serving.schema import copy_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
     from crossbatch.config import ModelConfig
     from crossbatch.data.progress import Progress
     from crossbatch.retrieval import ExactIndex, IndexFacts
-
-    # (item vectors [N + 1, d], interests [U, K, d]) → an index, and what was measured of it
-    IndexMaker = Callable[[Tensor, Tensor], tuple[ExactIndex | IVFIndex, IndexFacts]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +80,44 @@ class Contents:
     origin: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class IndexPlan:
+    """Which index a bundle shall have.
+
+    Attributes:
+        asked: One of `crossbatch.retrieval.choice.CHOICES`.
+        recall: Share of the exact list of 50 that it must find.
+        cells: An index whose cells are kept as learned, if there is one.
+    """
+
+    asked: str = "auto"
+    recall: float = 0.99
+    cells: IVFIndex | None = None
+
+    def build(self, vectors: Tensor, interests: Tensor) -> tuple[ExactIndex | IVFIndex, IndexFacts]:
+        """Build it over item vectors `[N + 1, d]` and measure it on interests `[U, K, d]`."""
+        try:
+            if self.cells is None:
+                index, facts = choose_index(vectors, interests, name=self.asked, target=self.recall)
+            else:
+                index = self.cells.over(vectors)
+                tune(index, interests, LIST, self.recall)
+                facts = measure(index, interests, LIST)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"no index could be made: {error}") from None
+        if facts.recall < self.recall:
+            raise DataError(
+                f"the index finds {facts.recall:.4f} of the exact lists, less than the "
+                f"{self.recall:g} asked for: pass --index exact, or a lower --recall"
+            )
+        return index, facts
+
+
 def write_bundle(
     out: Path,
     contents: Contents,
     probe: parity.Probe,
-    make_index: IndexMaker,
+    plan: IndexPlan,
     *,
     graph_formats: Sequence[str],
     overwrite: bool,
@@ -98,7 +129,7 @@ def write_bundle(
         out: The folder to create.
         contents: What goes in.
         probe: Users whose answers are known.
-        make_index: Builds the index over the item vectors.
+        plan: Which index to build over the item vectors.
         graph_formats: Any of "pt2" and "onnx".
         overwrite: Replace an existing bundle.
         progress: Called with (stage, done, total).
@@ -107,10 +138,11 @@ def write_bundle(
         progress("writing", 0, None)
         _write_parts(folder, contents)
         progress("index", 0, None)
-        index, measured = _checked_index(make_index, contents.vectors, probe.interests)
+        index, measured = plan.build(contents.vectors, probe.interests)
         if isinstance(index, IVFIndex):
             index.save(folder / INDEX)
-        facts = _facts(contents) | {"index": asdict(measured)}
+        asked = {"asked": plan.asked, "target": plan.recall}
+        facts = _facts(contents) | {"index": asdict(measured) | asked}
         bundle = Bundle(folder, facts)
         progress("parity", 0, None)
         facts["interests"] = bundle.num_interests
@@ -136,16 +168,6 @@ def _write_parts(folder: Path, contents: Contents) -> None:
     _write_json(folder / METRICS, contents.metrics)
 
 
-def _checked_index(
-    make_index: IndexMaker, vectors: Tensor, interests: Tensor
-) -> tuple[ExactIndex | IVFIndex, IndexFacts]:
-    try:
-        return make_index(vectors, interests)
-    except (ValueError, ImportError) as error:
-        kind = DataError if "finite" in str(error) else ConfigError
-        raise kind(str(error)) from None
-
-
 def _write_graphs(
     folder: Path, bundle: Bundle, probe: parity.Probe, formats: Sequence[str]
 ) -> dict[str, float]:
@@ -153,8 +175,8 @@ def _write_graphs(
     if not formats:
         return {}
     graph = graphs.UserGraph(bundle, bundle.user_features)
+    program = graphs.export_graph(graph, bundle.history_length)
     inputs = graph.inputs(probe.history, probe.profiles)
-    program = graphs.export_graph(graph, inputs)
     found = {}
     if "pt2" in formats:
         torch.export.save(program, folder / graphs.PT2)

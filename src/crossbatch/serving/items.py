@@ -1,0 +1,251 @@
+"""New items into a bundle by their content alone, old ones out: no training, no dataset.
+
+add_items(bundle, pl.read_parquet("new_items.parquet"), "next.bundle")
+
+A tower that reads ids beside content is given, for an item without an id, the mean of the trained
+id vectors, each counted as often as its item was chosen: the item is then taken for as popular as
+what users choose on average, and its content says the rest. (Zeros, or the plain mean, make it one
+of the thousands that hardly anybody chose: it is then never seen. `benchmarks/cold_start.py`
+compares them.) Where histories are read through ids (`history = "id"`), a new item can be
+recommended, but a history is read without it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+import torch
+
+from crossbatch.data.features import encode_table, read_encoders
+from crossbatch.data.folder import check_free
+from crossbatch.data.progress import Progress, silent
+from crossbatch.errors import DataError
+from crossbatch.evaluation import encode_items
+from crossbatch.retrieval import IVFIndex
+from crossbatch.serving import graph as graphs
+from crossbatch.serving.bundle import ITEMS, Bundle
+from crossbatch.serving.catalogue import all_items
+from crossbatch.serving.manifest import MANIFEST
+from crossbatch.serving.parity import Probe, drawn_users
+from crossbatch.serving.profiles import Profiles, feature_table
+from crossbatch.serving.schema import sample_tables
+from crossbatch.serving.towers import ID_TABLE, USER_TOWER, item_side, map_tensors
+from crossbatch.serving.writing import Contents, IndexPlan, write_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+def add_items(
+    bundle: Bundle,
+    items: pl.DataFrame,
+    out: Path | str,
+    *,
+    key: str = "item",
+    title: str = "title",
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Bundle:
+    """Make a bundle that also has new items, encoded from their content.
+
+    Args:
+        bundle: What to add to.
+        items: A row for each item: its key, its title, and columns named as the item features;
+            values outside the vocabularies of training count as unknown.
+        out: The bundle folder to create.
+        key: Column of keys.
+        title: Column of titles, if there is one.
+        overwrite: Replace an existing bundle.
+        progress: Called with (stage, done, total).
+
+    Raises:
+        DataError: If the items cannot be added.
+    """
+    check_free(Path(out), overwrite=overwrite, marker=MANIFEST)
+    progress("items", 0, None)
+    keys = _new_keys(bundle, items, key)
+    titles = items[title].cast(pl.String).fill_null("").to_list() if title in items else [""]
+    return _changed(
+        bundle,
+        Path(out),
+        kept=np.arange(bundle.num_items + 1),
+        keys=keys,
+        titles=titles if len(titles) == len(keys) else titles * len(keys),
+        vectors=encode_content(bundle, items),
+        overwrite=overwrite,
+        progress=progress,
+    )
+
+
+def remove_items(
+    bundle: Bundle,
+    keys: Sequence[str],
+    out: Path | str,
+    *,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Bundle:
+    """Make a bundle without some items: they are unknown from then on, in histories too.
+
+    Args:
+        bundle: What to remove from.
+        keys: Of the items; all must be in the bundle.
+        out: The bundle folder to create.
+        overwrite: Replace an existing bundle.
+        progress: Called with (stage, done, total).
+
+    Raises:
+        DataError: If a key is unknown, or nothing that was trained would be left.
+    """
+    check_free(Path(out), overwrite=overwrite, marker=MANIFEST)
+    progress("items", 0, None)
+    ids = bundle.item_ids(keys)
+    if unknown := [name for name, item in zip(keys, ids, strict=True) if not item]:
+        raise DataError(f"{len(unknown)} of the items are not in the bundle: {_some(unknown)}")
+    stays = np.ones(bundle.num_items + 1, dtype=bool)
+    stays[ids] = False
+    return _changed(
+        bundle,
+        Path(out),
+        kept=np.flatnonzero(stays),
+        keys=[],
+        titles=[],
+        vectors=bundle.item_vectors[:0],
+        overwrite=overwrite,
+        progress=progress,
+    )
+
+
+def encode_content(bundle: Bundle, items: pl.DataFrame) -> Tensor:
+    """Vectors `[n, d]` of items by their content, the mean id vector beside it."""
+    names = bundle.config.item_features
+    if not names:
+        raise DataError(
+            "this bundle's item tower knows ids only, so no item can be encoded by its content: "
+            "train with model.item_features"
+        )
+    given = [name for name in names if name in items.columns]
+    if not given:
+        raise DataError(
+            f"the items have columns {', '.join(items.columns)}, but the model reads "
+            f"{', '.join(names)}"
+        )
+    content = items.select(given)
+    padded = pl.concat([content.clear(n=1), content])  # row 0 is padding
+    encoders = read_encoders(bundle.path / ITEMS)
+    features = encode_table(encoders, padded)
+    tables = {name: feature_table(feature) for name, feature in features.items()}
+    state = bundle.item_state()
+    if ID_TABLE in state:
+        mean = mean_id_vector(state[ID_TABLE], bundle.item_counts)
+        state[ID_TABLE] = mean.expand(len(padded), -1)
+    return encode_items(item_side(bundle.config, len(items), tables, state), len(items))[1:]
+
+
+def mean_id_vector(table: Tensor, counts: np.ndarray) -> Tensor:
+    """The mean `[d]` of id vectors `[H + 1, d]`, each weighted by how often its item was chosen.
+
+    Args:
+        table: Row 0 is padding.
+        counts: Training interactions of these items and perhaps of others after them.
+    """
+    weights = np.asarray(counts[: len(table)], dtype=np.float64)
+    shares = torch.from_numpy(weights / max(1.0, weights.sum()))
+    return shares.to(table.dtype) @ table
+
+
+def _new_keys(bundle: Bundle, items: pl.DataFrame, column: str) -> list[str]:
+    """The keys of new items; raise unless they are there, distinct, and really new."""
+    if column not in items.columns:
+        raise DataError(
+            f"the items need a column {column!r} with their keys; they have "
+            f"{', '.join(items.columns)}"
+        )
+    keys = items[column].cast(pl.String)
+    if not len(keys) or keys.null_count() or (keys == "").any():
+        raise DataError(f"every item needs a key, but column {column!r} has an empty one, or none")
+    if repeated := keys.filter(keys.is_duplicated()).unique().to_list():
+        raise DataError(f"{len(repeated)} keys of the items are repeated: {_some(repeated)}")
+    found = keys.filter(pl.Series(bundle.item_ids(keys.to_list()) > 0)).to_list()
+    if found:
+        raise DataError(
+            f"{len(found)} of the items are in the bundle, to be removed first: {_some(found)}"
+        )
+    return keys.to_list()
+
+
+def _changed(
+    bundle: Bundle,
+    out: Path,
+    *,
+    kept: np.ndarray,
+    keys: list[str],
+    titles: list[str],
+    vectors: Tensor,
+    overwrite: bool,
+    progress: Progress,
+) -> Bundle:
+    """A bundle with the items `kept` of another, padding among them, and new ones after them."""
+    trained = kept[kept <= bundle.manifest["items"]["trained"]]
+    if len(trained) < 2:
+        raise DataError("no item of the training would be left: a bundle needs at least one")
+    old_keys, old_titles = all_items(bundle.catalogue)
+    state = bundle.item_state()
+    if ID_TABLE in state:
+        state[ID_TABLE] = state[ID_TABLE][torch.from_numpy(trained)]
+    change = {
+        "from": bundle.version,
+        "added": len(keys),
+        "removed": bundle.num_items + 1 - len(kept),
+    }
+    origin = bundle.manifest["origin"]
+    contents = Contents(
+        name=bundle.name,
+        config=bundle.config,
+        history_length=bundle.history_length,
+        metrics=bundle.metrics,
+        keys=[old_keys[row] for row in kept] + keys,
+        titles=[old_titles[row] for row in kept] + titles,
+        counts=np.pad(np.asarray(bundle.item_counts)[kept], (0, len(keys))),
+        vectors=torch.cat([bundle.item_vectors[torch.from_numpy(kept)], vectors]),
+        item_state=state,
+        user_state=map_tensors(bundle.path / USER_TOWER),
+        trained=len(trained) - 1,
+        features=bundle.path / "features",
+        origin=origin | {"changes": [*origin.get("changes", []), change]},
+    )
+    index = bundle.manifest["index"]
+    cells = bundle.index if isinstance(bundle.index, IVFIndex) else None
+    formats = {"pt2": graphs.PT2, "onnx": graphs.ONNX}
+    return write_bundle(
+        out,
+        contents,
+        _probe(bundle, kept),
+        IndexPlan(index["asked"], index["target"], cells),
+        graph_formats=[name for name, file in formats.items() if file in bundle.manifest["files"]],
+        overwrite=overwrite,
+        progress=progress,
+    )
+
+
+def _probe(bundle: Bundle, kept: np.ndarray) -> Probe:
+    """Made-up users of the old bundle, their histories in the new one's ids."""
+    readable = kept[(kept > 0) & (kept < len(bundle.history_vectors))]
+    history = drawn_users(bundle, readable)
+    rows = torch.arange(len(history))
+    profiles = None
+    if bundle.user_features:
+        profiles = Profiles(sample_tables(bundle.user_features, len(history)), rows)
+    moved = torch.zeros(bundle.num_items + 1, dtype=torch.long)
+    moved[torch.from_numpy(kept)] = torch.arange(len(kept))
+    return Probe(moved[history], profiles, bundle.interests(history, profiles))
+
+
+def _some(keys: Sequence[str]) -> str:
+    shown = ", ".join(repr(key) for key in keys[:3])
+    return f"{shown}, ..." if len(keys) > 3 else shown

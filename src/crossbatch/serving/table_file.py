@@ -1,0 +1,62 @@
+"""A table written piece by piece, in bounded memory, into a file that is whole or absent."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from crossbatch.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SINKS: dict[str, Callable[[pl.LazyFrame, Path], Any]] = {
+    ".parquet": lambda frame, path: frame.sink_parquet(path),
+    ".csv": lambda frame, path: frame.sink_csv(path),
+    ".jsonl": lambda frame, path: frame.sink_ndjson(path),
+}
+
+
+@contextmanager
+def table_file(
+    out: Path, *, overwrite: bool, suffixes: tuple[str, ...] = tuple(SINKS)
+) -> Iterator[Callable[[pl.DataFrame], None]]:
+    """Yield a function that adds rows to the file; the file appears when the body succeeds.
+
+    Args:
+        out: The file; its suffix says of which kind.
+        overwrite: Replace an existing file.
+        suffixes: Kinds that can hold the rows.
+
+    Raises:
+        ConfigError: If the file cannot be written there.
+        DataError: If no rows were added.
+    """
+    if out.suffix not in suffixes:
+        raise ConfigError(f"--out must end in {', '.join(suffixes)}, got {out.name!r}")
+    if out.exists() and not overwrite:
+        raise ConfigError(f"{out} already exists: choose another --out or pass --overwrite")
+    if not out.parent.is_dir():
+        raise ConfigError(f"the folder of {out} does not exist: make it first")
+    parts = Path(tempfile.mkdtemp(prefix=f".{out.name}.parts-", dir=out.parent))
+    written: list[Path] = []
+
+    def add(rows: pl.DataFrame) -> None:
+        path = parts / f"{len(written):09d}.parquet"
+        rows.write_parquet(path)
+        written.append(path)
+
+    try:
+        yield add
+        if not written:
+            raise DataError(f"there was nothing to write to {out}")
+        whole = parts / f"whole{out.suffix}"
+        SINKS[out.suffix](pl.scan_parquet(written), whole)
+        whole.replace(out)
+    finally:
+        shutil.rmtree(parts, ignore_errors=True)
