@@ -13,8 +13,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as dump_tensors
+from safetensors.torch import load_file, save_file
 
 from crossbatch.errors import DataError
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 1
+PIECE = 1 << 20
 
 
 def save(path: Path, tensors: dict[str, Tensor], document: dict[str, Any]) -> None:
@@ -33,9 +33,11 @@ def save(path: Path, tensors: dict[str, Tensor], document: dict[str, Any]) -> No
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    payload = dump_tensors({name: value.contiguous().cpu() for name, value in tensors.items()})
-    document = {"format": FORMAT, "crc32": zlib.crc32(payload)} | document
-    write_durably(partial / "tensors.safetensors", payload)
+    # Straight from the tensors' own memory: a copy of tables and moments may be a gigabyte.
+    content = partial / "tensors.safetensors"
+    save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, content)
+    _sync(content)
+    document = {"format": FORMAT, "crc32": _checksum(content)} | document
     write_durably(partial / "checkpoint.json", json.dumps(document, indent=1).encode())
     # An older folder of this name goes aside first, so that no moment is without a whole one.
     aside = path.with_name(f".{path.name}.old")
@@ -43,7 +45,7 @@ def save(path: Path, tensors: dict[str, Tensor], document: dict[str, Any]) -> No
     if path.exists():
         path.rename(aside)
     partial.rename(path)
-    _sync_folder(path.parent)
+    _sync(path.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -55,16 +57,16 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     try:
         document = json.loads((path / "checkpoint.json").read_bytes())
-        payload = (path / "tensors.safetensors").read_bytes()
+        crc32 = _checksum(path / "tensors.safetensors")
     except (OSError, ValueError) as error:
         raise DataError(f"checkpoint {path} cannot be read: {error}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise DataError(f"checkpoint {path} is not of format {FORMAT}; train anew")
-    if zlib.crc32(payload) != document.get("crc32"):
+    if crc32 != document.get("crc32"):
         raise DataError(f"checkpoint {path} is corrupted: its checksum does not match")
     try:
-        return load_tensors(payload), document
-    except SafetensorError as error:
+        return load_file(path / "tensors.safetensors"), document
+    except (OSError, SafetensorError) as error:
         raise DataError(f"checkpoint {path} is corrupted: {error}") from None
 
 
@@ -103,8 +105,18 @@ def write_json(path: Path, document: dict[str, Any] | list[Any]) -> None:
     partial.replace(path)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _checksum(path: Path) -> int:
+    """CRC-32 of a file, a piece at a time."""
+    crc32 = 0
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            crc32 = zlib.crc32(piece, crc32)
+    return crc32
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's entries, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
