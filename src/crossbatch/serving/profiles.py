@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from crossbatch.models import TwoTower
 
 M = TypeVar("M", bound=torch.nn.Module)
+LARGEST = 1e15  # beyond it standardised values and their squares leave the range of float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def _value(name: str, encoder: Encoder, value: Any) -> Any:
 
 def _number(value: Any, encoder: Encoder | None = None) -> float:
     number = float(value)
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST:  # NaN neither
         raise ValueError
     return number
 

@@ -182,6 +182,10 @@ class Recommender:
         history = _padded([row[-self.history_length :] for row in readable])
         exclude = _padded(histories) if exclude_seen else None
         interests = self.interests(history, profiles)  # [B, K, d]
+        if profiles is not None and not torch.isfinite(interests).all():
+            raise ConfigError(
+                "user features out of all proportion: the model's answer is not finite"
+            )
         top = self.index.search(interests, k, exclude=exclude)
         popular = torch.tensor([not len(row) for row in readable], dtype=torch.bool)
         if profiles is not None:
