@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from crossbatch.cli import data, export, recommend, report, reproduce, serve, train
+from crossbatch.cli import data, export, items, recommend, report, reproduce, serve, train
 from crossbatch.errors import ConfigError, DataError
 
 USER_MISTAKE = 2  # exit code of every error that the user can mend
@@ -22,7 +22,7 @@ app = typer.Typer(
     help="Two-tower recommenders with cross-batch negatives: from a log file to recommendations.",
 )
 
-for part in (data, train, export, recommend, serve, reproduce, report):
+for part in (data, train, export, items, recommend, serve, reproduce, report):
     part.register(app)
 
 
