@@ -13,6 +13,8 @@ from crossbatch.errors import ConfigError
 if TYPE_CHECKING:
     from crossbatch.serving.results import ScoredItem
 
+LEAST_HISTORY = 10  # rows of a long history that are shown beside a short list
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this part."""
@@ -179,6 +181,9 @@ def _show(
     from rich.markup import escape
     from rich.table import Table
 
+    if len(history) > (most := max(len(items), LEAST_HISTORY)):
+        earlier = len(history) - most + 1
+        history = [f"… {earlier} earlier items", *history[earlier:]]
     several = any(item.interest for item in items)
     table = Table(show_lines=False)
     table.add_column("history (newest last)")

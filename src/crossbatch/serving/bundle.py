@@ -16,7 +16,6 @@ import torch
 
 from crossbatch.config import Recipe
 from crossbatch.data.features import read_encoders
-from crossbatch.errors import DataError
 from crossbatch.retrieval import ExactIndex, IVFIndex
 from crossbatch.serving import towers as stored_towers
 from crossbatch.serving.catalogue import StoredCatalogue
@@ -131,7 +130,7 @@ def open_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
         return Bundle(folder, manifest)
     except BundleError:
         raise
-    except (DataError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # whatever a foreign file provokes is its fault, not ours
         raise BundleError(f"{folder} cannot be opened ({error}): export anew") from error
 
 

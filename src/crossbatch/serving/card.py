@@ -99,9 +99,9 @@ Against the trained model on {users:,} users; largest difference relative to the
 |---|---|
 {differences}
 
-Index: `{index["name"]}`, recall@{index["k"]} against exact search {index["recall"]:.4f};
-{index["milliseconds"]:.2f} ms a user on the exporting machine
-(exact search: {index["exact_milliseconds"]:.2f} ms).
+Index: `{index["name"]}`; recall@{index["k"]} against exact search {index["recall"]:.4f};
+{index["milliseconds"]:.2f} ms a user on the exporting machine, exact search
+{index["exact_milliseconds"]:.2f} ms.
 """
 
 

@@ -116,5 +116,8 @@ def _chosen(wanted: Sequence[str], features: Mapping[str, Any]) -> tuple[str, ..
 
 def _result(run: Path) -> dict[str, Any]:
     path = run / "result.json"
-    result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    # a metric that was undefined is null: NaN is no JSON
+    result: dict[str, Any] = json.loads(path.read_text(), parse_constant=lambda _: None)
     return result

@@ -87,8 +87,14 @@ def verify_files(folder: Path, manifest: dict[str, Any], *, everything: bool) ->
         everything: Whether plain arrays are hashed too, or only their sizes compared.
 
     Raises:
-        BundleError: At the first file that is missing, altered, truncated or out of the folder.
+        BundleError: At the first file that is missing, altered, truncated, out of the folder, or
+            not in the manifest.
     """
+    listed = {MANIFEST, *manifest["files"]}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in listed and name[0] != ".":
+            raise BundleError(f"{folder} holds {name}, of which its manifest knows nothing")
     for name, entry in manifest["files"].items():
         path = _inside(folder, name)
         if not path.is_file():

@@ -14,6 +14,7 @@ import numpy as np
 
 from crossbatch.data.features import SCHEMA, read_encoders
 from crossbatch.models import FeatureTable
+from crossbatch.serving.manifest import BundleError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +41,9 @@ def read_schema(folder: Path) -> dict[str, Any]:
     if not (folder / SCHEMA).is_file():
         return {}
     schema = json.loads((folder / SCHEMA).read_text(encoding="utf-8"))
+    for entry in schema.values():
+        if not entry["stem"].isalnum():
+            raise BundleError(f"{folder / SCHEMA} names the file {entry['stem']!r}: export anew")
     encoders = read_encoders(folder)
     described = {}
     for name, entry in schema.items():
