@@ -98,7 +98,8 @@ class TrainConfig:
         precision: `"float32"`, or `"bfloat16"` for autocast.
         max_steps: Longest training, in batches.
         eval_every: Batches between evaluations on the validation users.
-        eval_users: Validation users per evaluation during training; 0 for all.
+        eval_users: Validation users per evaluation during training, always the same random choice;
+            0 for all. The result's own numbers are always those of all users.
         patience: Evaluations without improvement before stopping.
         patience_from_warmup: Whether misses count only after the sampler's warm-up.
         metric: Validation metric that decides.
@@ -119,7 +120,7 @@ class TrainConfig:
     precision: str = "float32"
     max_steps: int = 1_000_000
     eval_every: int = 1000
-    eval_users: int = 0
+    eval_users: int = 5_000
     patience: int = 20
     patience_from_warmup: bool = True
     metric: str = "recall@50"

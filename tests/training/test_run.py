@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.evaluation import evaluate
 from crossbatch.training import fit
 from crossbatch.training.saved import evaluate_runs, open_run
 
@@ -69,6 +70,20 @@ def test_restored_best_gives_the_best_metric(finished):
     assert result["valid"]["recall@50"] == pytest.approx(best["metrics"]["recall@50"])
     again = evaluate_runs([out], "valid", baselines=False)[str(out)]["metrics"]
     assert again["recall@50"] == pytest.approx(best["metrics"]["recall@50"])
+
+
+def test_validation_of_some_users_is_theirs_and_the_result_is_of_all(dataset, tmp_path):
+    few = replace(RECIPE.train, eval_users=25, max_steps=20)
+    result = fit(dataset, replace(RECIPE, train=few), tmp_path / "few")
+    (entry,) = journal(tmp_path / "few", "eval")
+    assert entry["users"] == 25
+    saved = open_run(tmp_path / "few")
+    for metrics, max_users in ((entry["metrics"], 25), (result["valid"], None)):
+        batches = dataset.eval_batches("valid", max_users=max_users)
+        found = evaluate(saved.towers, batches, item_counts=dataset.item_counts)
+        assert metrics["recall@50"] == pytest.approx(found.means()["recall@50"])
+        assert metrics["ndcg@20"] == pytest.approx(found.means()["ndcg@20"])
+    assert entry["metrics"]["recall@50"] != pytest.approx(result["valid"]["recall@50"])
 
 
 def test_same_seed_same_result_another_seed_another(finished, dataset, tmp_path):

@@ -133,7 +133,7 @@ class _Run:
         write = self._writer(journal)
         monitor = Monitor(trainer, train.log_every, write, document["seconds"])
         monitor.warned.update(document["warned"])
-        eval_seconds = document["eval_seconds"]
+        eval_seconds, users = document["eval_seconds"], 0
         if trainer.step == 0:
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             write("start", 0, time=now, environment=environment())
@@ -151,16 +151,18 @@ class _Run:
             self.folder.save_checkpoint(trainer, stopping, saved, train.keep_checkpoints)
 
         def validate() -> Mapping[str, float]:
-            nonlocal eval_seconds
+            nonlocal eval_seconds, users
             monitor.pause()
             began = time.perf_counter()
             evaluation = self._validate(trainer, train.eval_users or None)
             eval_seconds += time.perf_counter() - began
+            users = evaluation.num_users
             return evaluation.means()
 
         def on_eval(metrics: Mapping[str, float], best: bool) -> None:
             seconds = round(monitor.seconds + eval_seconds, 4)
-            write("eval", trainer.step, seconds=seconds, split="valid", metrics=dict(metrics))
+            fields = {"seconds": seconds, "split": "valid", "users": users}
+            write("eval", trainer.step, **fields, metrics=dict(metrics))
             if best:
                 self.folder.save_best(trainer, dict(metrics))
             save()
