@@ -1,6 +1,7 @@
 """Batches per second of `Dataset.batches` against a per-sample `DataLoader` on the same sequences.
 
-    python benchmarks/data_batches.py --data DATASET
+    python benchmarks/data_batches.py                    # the full Amazon-Books shape
+    python benchmarks/data_batches.py --quick            # a smoke run: numbers mean nothing
 
 Both give the same tensors: B distinct users, a uniform target, the history padded to L.  They run
 in turn in one process, so that a busy machine disturbs both alike; the ratio is that of medians.
@@ -21,11 +22,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data import Dataset as TorchDataset
 
-from crossbatch.data import Dataset, open_dataset
+from measure.shape import FULL, TINY, generated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from crossbatch.data import Dataset
+
+OUT = Path(__file__).parent / "out"
 LENGTH, MIN_HISTORY = 20, 4
 
 
@@ -55,12 +59,16 @@ class Samples(TorchDataset[tuple[int, Tensor, int]]):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, help="dataset folder; generated where absent")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: numbers mean nothing")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    dataset = open_dataset(arguments.data)
+    if arguments.quick:
+        arguments.repeats = 1
+    data = arguments.data or OUT / ("data-tiny" if arguments.quick else "data-full")
+    dataset = generated(data, TINY if arguments.quick else FULL)
     samples = Samples(dataset)
     print("| B | crossbatch, batches/s | DataLoader, batches/s | ratio |\n|---|---|---|---|")
     for size in arguments.batch_size:

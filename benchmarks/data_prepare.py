@@ -45,10 +45,13 @@ def main() -> None:
     parser.add_argument("--curve", type=float, nargs="+", help="millions of interactions")
     parser.add_argument("--work", type=Path, help="where the inputs go (several GB)")
     parser.add_argument("--write", type=Path, help="only write the inputs there")
+    parser.add_argument("--quick", action="store_true", help="a smoke run, ours only: no numbers")
     arguments = parser.parse_args()
     if arguments.write:
         write_logs(arguments.write, arguments.shape)
         return
+    if arguments.quick:
+        arguments.curve = [0.02]
     with tempfile.TemporaryDirectory(prefix="crossbatch-bench-", dir=arguments.work) as folder:
         if arguments.curve:
             curve(Path(folder), arguments.curve)

@@ -24,7 +24,7 @@ import torch
 
 from crossbatch.negatives import Candidates, CrossBatchSoftmax, MemoryBank, sampled_softmax_loss
 from crossbatch.negatives.loss import row_losses
-from measure.machine import describe
+from measure.machine import describe, peak_growth_mib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,27 +117,19 @@ def peak_memory(rows: int, batch: int, chunk_size: int | None) -> dict[str, floa
     return {"rows": rows, "batch": batch, "chunk_size": chunk_size or 0} | measured
 
 
-def resident_mib(field: str) -> float:
-    """`VmRSS` (now) or `VmHWM` (peak) of this process; Linux only."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
-
 def child(rows: int, batch: int, chunk_size: int) -> None:
     torch.set_num_threads(1)
     u, v = (torch.randn(batch, D, requires_grad=True) for _ in range(2))
     positives = Candidates(v, popular_ids(batch), torch.zeros(batch))
     bank = MemoryBank(rows, D)
     bank.enqueue(Candidates(torch.randn(rows, D), popular_ids(rows), torch.zeros(rows)))
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before = resident_mib("VmRSS")
     start = time.perf_counter()
-    loss = sampled_softmax_loss(
-        u, positives, positives + bank.read(), chunk_size=chunk_size or None
+    peak = peak_growth_mib(
+        lambda: sampled_softmax_loss(
+            u, positives, positives + bank.read(), chunk_size=chunk_size or None
+        ).backward()
     )
-    loss.backward()
-    seconds = time.perf_counter() - start
-    print(json.dumps({"peak_mib": resident_mib("VmHWM") - before, "seconds": seconds}))
+    print(json.dumps({"peak_mib": peak, "seconds": time.perf_counter() - start}))
 
 
 def report(result: dict[str, object], table: dict[str, dict[str, float]]) -> None:

@@ -1,6 +1,6 @@
 """Exact full-corpus top-k: ours against the GEMM floor, matmul + topk and faiss, in one run.
 
-    python benchmarks/retrieval.py                       # 313,966 items, K = 1 and 4
+    python benchmarks/retrieval.py                       # 10,000 to 313,966 items, K = 1 and 4
     python benchmarks/retrieval.py --quick               # a smoke run, seconds
 
 The methods take turns on the same users, so that a busy machine disturbs them alike. CPU seconds
@@ -9,17 +9,21 @@ are of the whole process (threads add up); the spread is the fastest and the slo
 
 import argparse
 import json
-import platform
-import resource
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from crossbatch.retrieval import ExactIndex
+from measure.machine import describe, peak_growth_mib
+from measure.report import header, table_line
+
+MOST_FLOORS, LEAST_FAISS = 2, 5  # what we set out to reach, at 313,966 items
 
 Method = Callable[[Tensor], Tensor | None]
 
@@ -100,7 +104,8 @@ def agreement(methods: dict[str, Method], interests: Tensor) -> dict[str, float]
     return shares
 
 
-def compare(items: int, users: int, K: int, args: argparse.Namespace) -> dict[str, object]:
+def compare(items: int, users: int, K: int, args: argparse.Namespace) -> dict[str, Any]:
+    """All methods on the same users: turns, shares of equal lists, memory of our search."""
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(items, args.dim, generator=generator)
     interests = torch.randn(users, K, args.dim, generator=generator)
@@ -113,23 +118,40 @@ def compare(items: int, users: int, K: int, args: argparse.Namespace) -> dict[st
         methods["faiss IndexFlatIP"] = faiss_flat(vectors, args.k, args.threads)
     except ImportError:
         print("faiss is not installed: left out (pip install faiss-cpu)")
+    peak = peak_growth_mib(lambda: methods["crossbatch"](interests))
     same = agreement(methods, interests[: min(users, 64)])
-    seconds = measure(methods, interests, args.repeats)
-    floor = median(seconds["GEMM floor"])
-    print(f"\n{items:,} items, {users:,} users, K = {K}, k = {args.k}, d = {args.dim}")
-    print(f"{'method':<20}{'CPU s':>9}{'min':>9}{'max':>9}{'÷ floor':>9}{'same lists':>12}")
-    for name, turns in seconds.items():
-        share = f"{same[name]:.3f}" if name in same else "-"
-        print(
-            f"{name:<20}{median(turns):>9.3f}{min(turns):>9.3f}{max(turns):>9.3f}"
-            f"{median(turns) / floor:>9.2f}{share:>12}"
-        )
-    return {"items": items, "users": users, "interests": K, "seconds": seconds, "same": same}
+    return {
+        "items": items,
+        "users": users,
+        "interests": K,
+        "peak_mib": peak,
+        "same": same,
+        "seconds": measure(methods, interests, args.repeats),
+    }
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """One line a method; the aims beside what was reached."""
+    seconds = {name: median(turns) for name, turns in result["seconds"].items()}
+    least, own = seconds["GEMM floor"], seconds["crossbatch"]
+    aims = {"crossbatch": own <= MOST_FLOORS * least}
+    if (faiss := "faiss IndexFlatIP") in seconds:
+        aims[faiss] = seconds[faiss] >= LEAST_FAISS * own
+    title = "{items:,} items, {users:,} users, K = {interests}".format(**result)
+    lines = header(title, "CPU s", "spread", "÷ floor", "÷ ours", "same lists", "aim")
+    for name, turns in result["seconds"].items():
+        share = f"{result['same'][name]:.3f}" if name in result["same"] else ""
+        cells = [f"{seconds[name]:.3f}", f"{min(turns):.3f}-{max(turns):.3f}"]
+        cells += [f"{seconds[name] / least:.2f}", f"{seconds[name] / own:.2f}", share]
+        aim = {"crossbatch": f"≤ {MOST_FLOORS} floors", faiss: f"≥ {LEAST_FAISS} times ours"}
+        verdict = f"{aim[name]}: {'ok' if aims[name] else 'missed'}" if name in aims else ""
+        lines.append(table_line(name, *cells, verdict))
+    return "\n".join([*lines, f"\nour search raised memory by {result['peak_mib']:.0f} MiB"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--items", type=int, nargs="+", default=[313_966])
+    parser.add_argument("--items", type=int, nargs="+", default=[313_966, 40_000, 10_000])
     parser.add_argument("--users", type=int, default=1024)
     parser.add_argument("--interests", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--dim", type=int, default=64)
@@ -137,21 +159,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="tiny shapes, one turn: a smoke run")
-    parser.add_argument("--out", type=Path, help="also write the turns as JSON")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out")
     args = parser.parse_args()
     if args.quick:
         args.items, args.users, args.repeats = [5_000], 64, 1
     torch.set_num_threads(args.threads)
-    print(f"torch {torch.__version__}, {args.threads} thread(s), {platform.machine()}")
-    results = [
-        compare(items, max(1, args.users // K), K, args)
-        for items in args.items
-        for K in args.interests
-    ]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"\npeak memory of the whole comparison {peak:,.0f} MB")
-    if args.out:
-        args.out.write_text(json.dumps({"torch": torch.__version__, "results": results}, indent=1))
+    document = {"machine": describe(), "quick": args.quick, "k": args.k, "d": args.dim}
+    print(document)
+    results = []
+    for items, K in product(args.items, args.interests):
+        results.append(compare(items, max(1, args.users // K), K, args))
+        print(markdown(results[-1]) + "\n", flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(document | {"results": results}, indent=1)
+    (args.out / "retrieval.json").write_text(text)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,20 @@ def describe(packages: tuple[str, ...] = ("torch", "numpy")) -> dict[str, str | 
     }
 
 
+def resident_mib(field: str) -> float:
+    """`VmRSS` (now) or `VmHWM` (peak) of this process; Linux only."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def peak_growth_mib(work: Callable[[], object]) -> float:
+    """By how much `work` raises the resident memory at its peak; Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = resident_mib("VmRSS")
+    work()
+    return resident_mib("VmHWM") - before
+
+
 def free_bytes() -> int:
     """Memory that new data can take without swapping; Linux's estimate, else all there is."""
     information = Path("/proc/meminfo")
