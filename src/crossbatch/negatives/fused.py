@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from crossbatch.negatives.candidates import Candidates
 
 LOG2_E = math.log2(math.e)
+HAS_NUMBA = find_spec("numba") is not None
 
 Vectors = Sequence[Tensor] | Mapping[int, Tensor]  # by number of the part
 Pieces = list[tuple[int, slice, slice]]  # number of the part, its rows, their place in the span
@@ -123,11 +125,10 @@ class FusedRowLosses(torch.autograd.Function):
             own = as_type(own_vectors, u)
             own_logit = (u * own).sum(dim=1).sub_(own_log_q)  # [B]
             if columns.chunk_size is None:
-                peak, total, mean, kept = _at_once(columns, ctx.live, u, own, own_logit, vectors)
+                losses, mean, kept = _at_once(columns, ctx.live, u, own, own_logit, vectors)
             else:
-                peak, total, mean = _in_spans(columns, u, own, own_logit, vectors)
+                losses, mean = _in_spans(columns, u, own, own_logit, vectors)
                 kept = [vectors[part] for part in ctx.live]
-            losses: Tensor = total.log() + (peak - own_logit)  # a small loss survives large logits
             ctx.save_for_backward(u, losses, losses + own_logit, mean.sub_(own), *kept)
         return losses
 
@@ -160,32 +161,70 @@ def _at_once(
     own: Tensor,
     own_logit: Tensor,
     vectors: Vectors,
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Peak `[B]`, sum over it `[B]`, weighted mean `[B, d]`, and p of the live parts' columns."""
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Losses `[B]`, mean column `[B, d]` under p, and p `[B, n]` of the live parts' columns."""
     num_columns = columns.column_keys.shape[0]
-    # The own positive is the last column, so that no operation is spent on it alone.
-    block = u.new_empty(u.shape[0], num_columns + 1)
+    sizes = [log_q.shape[0] for log_q in columns.log_q]
+    # The own positive is the last column, so that no operation is spent on it alone; rows start at
+    # full cache lines, or the product would take an eighth longer.
+    block = u.new_empty(u.shape[0], -(-(num_columns + 1) // 16) * 16)
+    places = block.split([*sizes, 1, block.shape[1] - num_columns - 1], dim=1)
+    blocks = [as_type(vectors[part], u) for part in range(len(columns.log_q))]
+    for place, vectors_here in zip(places, blocks, strict=False):
+        torch.mm(u, vectors_here.t(), out=place)
+    softmax = _softmax_compiled_ if _can_compile(u, columns) else _softmax_
+    losses = softmax(columns, block, own_logit)
+    mean = own * places[-2]
+    for place, vectors_here in zip(places, blocks, strict=False):
+        mean.addmm_(place, vectors_here)
+    kept = (places[part] for part in live)
+    # A narrow view would keep the whole block in memory until the backward pass.
+    return losses, mean, [p if 2 * p.shape[1] > num_columns else p.clone() for p in kept]
+
+
+def _softmax_(columns: _Columns, block: Tensor, own_logit: Tensor) -> Tensor:
+    """Turn scores `[B, N]` and a free column into probabilities, in place; return losses `[B]`."""
+    num_columns = columns.column_keys.shape[0]
+    block = block.narrow(1, 0, num_columns + 1)
     logits = block.narrow(1, 0, num_columns)
-    places = logits.split([log_q.shape[0] for log_q in columns.log_q], dim=1)
-    for part, (place, log_q) in enumerate(zip(places, columns.log_q, strict=True)):
-        torch.addmm(as_type(log_q, u), u, as_type(vectors[part], u).t(), beta=-1, out=place)
+    logits -= torch.cat([as_type(log_q, block) for log_q in columns.log_q])
     columns.drop_(logits, slice(None))
-    own_column = block.narrow(1, num_columns, 1)
-    own_column.copy_(own_logit.unsqueeze(1))
+    block[:, -1] = own_logit
     peak = block.amax(dim=1, keepdim=True)
-    weights = exp_(block.sub_(peak))
-    total = weights.sum(dim=1, keepdim=True)
-    mean = own * own_column
-    for part, place in enumerate(places):
-        mean.addmm_(place, as_type(vectors[part], u))
-    kept = [places[part] / total for part in live]  # p, [B, n]
-    return peak.squeeze(1), total.squeeze(1), mean.div_(total), kept
+    total = exp_(block.sub_(peak)).sum(dim=1, keepdim=True)
+    block /= total
+    losses: Tensor = total.squeeze(1).log() + (peak.squeeze(1) - own_logit)
+    return losses  # a sum of small terms: a small loss survives large logits
+
+
+def _softmax_compiled_(columns: _Columns, block: Tensor, own_logit: Tensor) -> Tensor:
+    """`_softmax_` in one pass over each row."""
+    from crossbatch.negatives.softmax_kernel import softmax_rows
+
+    if columns.exclude is not None:
+        block.narrow(1, 0, columns.exclude.shape[1]).masked_fill_(columns.exclude, float("-inf"))
+    log_q = columns.log_q[0] if len(columns.log_q) == 1 else torch.cat(columns.log_q)
+    losses = torch.empty_like(own_logit)
+    softmax_rows(
+        block.numpy(),
+        log_q.numpy(),
+        columns.row_keys.numpy(),
+        columns.column_keys.numpy(),
+        own_logit.numpy(),
+        losses.numpy(),
+    )
+    return losses
+
+
+def _can_compile(u: Tensor, columns: _Columns) -> bool:
+    float32 = all(part.dtype == torch.float32 for part in (u, *columns.log_q))
+    return HAS_NUMBA and u.device.type == "cpu" and float32
 
 
 def _in_spans(
     columns: _Columns, u: Tensor, own: Tensor, own_logit: Tensor, vectors: Vectors
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Peak, sum and mean as `_at_once` has them, in memory of one span."""
+) -> tuple[Tensor, Tensor]:
+    """Losses and mean as `_at_once` has them, in memory of one span."""
     peak, total, mean = own_logit, torch.ones_like(own_logit), own.clone()
     for span in columns.spans(range(columns.column_keys.shape[0])):
         pieces = columns.pieces(span)
@@ -198,7 +237,7 @@ def _in_spans(
         for part, rows, place in pieces:
             mean.addmm_(weights[:, place], as_type(vectors[part][rows], u))
         peak = new_peak
-    return peak, total, mean / total.unsqueeze(1)
+    return total.log() + (peak - own_logit), mean / total.unsqueeze(1)
 
 
 def as_type(x: Tensor, like: Tensor) -> Tensor:
