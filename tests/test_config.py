@@ -100,3 +100,15 @@ def test_build_hands_the_other_keys_to_the_constructor():
 def test_build_names_what_is_wrong(options, message):
     with pytest.raises(ConfigError, match=message):
         build({"make": make}, "sampler", options, 5)
+
+
+def test_a_changed_recipe_is_another_one():
+    recipe = Recipe.from_dict({"model": {"item_features": ["genres"]}, "train": {"seed": 3}})
+    other = recipe.changed(["train.lr=0.5", 'sampler={name="in_batch"}', "model.tower.interests=2"])
+    assert (other.train.lr, other.train.seed) == (0.5, 3)
+    assert other.sampler == {"name": "in_batch"}
+    assert other.model.tower == {"interests": 2}
+    assert other.model.item_features == ("genres",)
+    assert (recipe.train.lr, recipe.model.tower) == (0.001, {})
+    with pytest.raises(ConfigError, match="did you mean 'lr'"):
+        recipe.changed(["train.lrr=1"])

@@ -53,6 +53,8 @@ def test_linear_tower_has_the_closed_form(bias):
     torch.testing.assert_close(error.bound, expected)
     torch.testing.assert_close(error.jacobian, constant)
     torch.testing.assert_close(error.constant, constant[:, None].expand(4, 6))
+    # ∂(uᵀv)/∂W = v xᵀ, and v by the bias.
+    torch.testing.assert_close(error.gradient, constant[:, None] * fresh.square().sum(dim=1))
 
 
 def deep_tower():

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from crossbatch.reports.html import write_html
+from crossbatch.reports.journal import Curve
+from crossbatch.reports.panels import write_panels
+from crossbatch.reports.plot import Line, Mark, Plot
 from crossbatch.reports.runs import read_runs
 
 if TYPE_CHECKING:
@@ -37,7 +40,8 @@ const button = document.querySelector(".legend button");
 button.click();
 const off = document.querySelectorAll(".series.off").length;
 document.getElementById("theme").click();
-const probe = { boxes, off, theme: document.documentElement.dataset.theme,
+const requests = performance.getEntriesByType("resource").map((entry) => entry.name);
+const probe = { boxes, off, requests, theme: document.documentElement.dataset.theme,
   overflow: document.documentElement.scrollWidth - innerWidth };
 document.body.insertAdjacentHTML("beforeend", "<pre id=probe></pre>");
 document.getElementById("probe").textContent = JSON.stringify(probe);
@@ -77,6 +81,21 @@ def test_charts_are_visible_and_nothing_overflows_a_narrow_window(
     probe = json.loads(unescape(found[1]))
     assert len(probe["boxes"]) > 5
     assert all(width > 1 for width, _ in probe["boxes"])
+    assert probe["requests"] == []  # with the policy taken out, so nothing was merely forbidden
     assert probe["off"] >= 1  # a legend entry hid its line
     assert probe["theme"] in {"light", "dark"}
     assert probe["overflow"] <= 0
+
+
+def test_a_figure_alone_is_drawn_by_the_browser(tmp_path: Path) -> None:
+    """Opened as a file, its style inside it: the ground is white and the line has its colour."""
+    line = Line("In-batch", "", Curve((100.0, 200.0), (1.0, 3.0)), 0)
+    plot = Plot("recall", "MIND", "step", "Recall@50, %", [line], marks=[Mark(150.0, "here")])
+    drawing = write_panels([plot], tmp_path / "figure.svg", columns=1)
+    shot = tmp_path / "figure.png"
+    done = browse(drawing, tmp_path / "profile", f"--screenshot={shot}", "--window-size=448,360")
+    assert "CONSOLE" not in done.stderr
+    image = pytest.importorskip("matplotlib.image").imread(shot)
+    colors = {tuple(pixel) for pixel in (255 * image[..., :3]).round().astype(int).reshape(-1, 3)}
+    assert (255, 255, 255) in colors
+    assert (0x2F, 0x6F, 0xB7) in colors

@@ -86,3 +86,17 @@ def test_a_warning_of_many_runs_is_told_once(make_run: MakeRun) -> None:
     ]
     assert summary.warnings(read_runs(paths)) == ["2 runs, first s0: share is 0.91: collapse"]
     assert summary.warnings(read_runs(paths[1:])) == ["s1: share is 3e-05: collapse"]
+
+
+def test_models_behind_a_baseline_are_named(make_run: MakeRun) -> None:
+    baselines = {"baselines": {"popularity": {"test": {"recall@50": 0.11}}}}
+    runs = read_runs(
+        [
+            make_run("base", test={"recall@50": 0.10}, result=baselines),
+            make_run("ours", sampler="mixed", test={"recall@50": 0.12}),
+        ]
+    )
+    (sentence,) = [text for text in summary.caveats(compare(runs), runs) if "Popularity" in text]
+    assert "(11.00 %)" in sentence
+    assert "MIND · In-batch" in sentence
+    assert "Mixed" not in sentence

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from crossbatch.reports.journal import Curve
-from crossbatch.reports.plot import Line, Plot
+from crossbatch.reports.plot import Line, Mark, Plot
 from crossbatch.reports.svg import COLORS, LARGE, SMALL, Bar, Frame, bar_chart, dash, line_chart
 
 HOSTILE = "</text><script>alert(1)</script>\"'&"
@@ -132,3 +132,40 @@ def test_whiskers_span_the_interval() -> None:
 def test_a_ninth_line_is_dashed() -> None:
     assert dash(0) == dash(COLORS - 1) == ""
     assert dash(COLORS) != ""
+
+
+def test_equal_factors_are_equal_steps_of_a_logarithmic_axis() -> None:
+    curve = Curve((10.0, 100.0, 1000.0), (1.0, 10.0, 100.0))
+    svg = line_chart(Plot("p", "P", "x", "y", [Line("a", "", curve, 0)], log_x=True, log_y=True))
+    (x0, y0), (x1, y1), (x2, y2) = path_points(svg)
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.11)
+    assert y1 - y0 == pytest.approx(y2 - y1, abs=0.11)
+
+
+def test_marks_stand_at_their_place_and_only_inside() -> None:
+    marks = [Mark(100.0, "here"), Mark(1e9, "far away")]
+    svg = line_chart(Plot("p", "P", "step", "y", [line((1.0, 2.0, 3.0))], marks=marks))
+    (mark,) = [e for e in elements(svg, "line") if e.get("class") == "mark"]
+    assert float(mark.get("x1", "0")) == pytest.approx(path_points(svg)[1][0], abs=0.11)
+    texts = [e.text for e in elements(svg, "text")]
+    assert "here" in texts
+    assert "far away" not in texts
+
+
+def test_intervals_are_drawn_and_fit() -> None:
+    wide = Line("a", "", Curve((0.0, 1.0), (5.0, 6.0)), 0, intervals=[(0.0, 9.0), (6.0, 6.0)])
+    svg = line_chart(plot(wide))
+    spreads = [e.get("d", "") for e in elements(svg, "path") if e.get("class") == "spread"]
+    assert len(spreads) == 2
+    _, bottom, top = map(float, re.findall(r"[\d.]+", spreads[0]))
+    assert LARGE.top <= top < bottom <= LARGE.base
+
+
+def test_bars_have_a_scale() -> None:
+    svg = bar_chart([Bar("a", 4.0, "4")], "bars")
+    ticks = {
+        e.text: float(e.get("x", "0")) for e in elements(svg, "text") if e.get("class") == "tick"
+    }
+    bar = elements(svg, "rect")[0]
+    end = float(bar.get("x", "0")) + float(bar.get("width", "0"))
+    assert ticks["4"] == pytest.approx(end, abs=0.2)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossbatch.reports.ticks import exact, limits, short, ticks
+from crossbatch.reports.ticks import exact, limits, log_limits, log_ticks, short, ticks
 
 values = st.floats(-1e9, 1e9).map(lambda value: float(f"{value:.6g}"))
 
@@ -63,3 +63,25 @@ def test_short(value: float, text: str) -> None:
 )
 def test_exact(value: float, text: str) -> None:
     assert exact(value) == text
+
+
+@given(st.floats(1e-9, 1e6), st.floats(1.05, 1e9), st.integers(3, 8))
+def test_log_ticks_are_inside_and_few(low: float, factor: float, target: int) -> None:
+    found = log_ticks(low, low * factor, target)
+    assert 2 <= len(found) <= 2 * target + 3
+    assert found == sorted(found)
+    assert low * (1 - 1e-6) <= found[0]
+    assert found[-1] <= low * factor * (1 + 1e-6)
+
+
+def test_log_ticks_by_hand() -> None:
+    assert log_ticks(100, 11_000) == [100, 200, 500, 1000, 2000, 5000, 10_000]
+    assert log_ticks(1e-6, 1e3) == [1e-6, 1e-4, 1e-2, 1, 100]
+    assert log_ticks(2.1, 2.6) == [2.1, 2.2, 2.3, 2.4, 2.5, 2.6]
+
+
+def test_log_limits_leave_out_what_has_no_logarithm() -> None:
+    low, high = log_limits([0.0, -3.0, 0.5, 8.0])
+    assert 0 < low < 0.5
+    assert high > 8
+    assert log_limits([0.0]) == (0.1, 1.0)

@@ -101,7 +101,9 @@ def test_a_short_run_is_evaluated_often_and_uses_its_bank():
         PAPER.changed(['sampler={name="cross_batch", warmup_steps=10}']), 2000, one_pass=40_000
     )
     assert early.sampler["warmup_steps"] == 10
-    assert "warmup_steps" not in shortened(PAPER.changed(['sampler={name="in_batch"}']), 9, 1).sampler
+    assert (
+        "warmup_steps" not in shortened(PAPER.changed(['sampler={name="in_batch"}']), 9, 1).sampler
+    )
 
 
 def test_distinct_keeps_the_first():

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from crossbatch.reproduce.probe import INTERVALS, StabilityProbe
-from crossbatch.training import fit
+from crossbatch.training import Interrupted, Trainer, fit
 from crossbatch.training.assemble import build_trainer, resolve
-from crossbatch.training.run import Interrupted
 
 from .conftest import BASE
 
@@ -110,17 +109,10 @@ def test_in_batch_runs_have_drift_and_no_lemma(dataset, tmp_path):
 
 def test_a_resumed_run_measures_the_same(probed, dataset, tmp_path, monkeypatch):
     """Stopped right after the checkpoint at step 40: the window after it is measured whole."""
-    calls = []
-
-    def stop_after_evaluations(interrupted):
-        return lambda: calls.append(1) is None and len(calls) == 40 or interrupted()
-
-    from crossbatch.training.trainer import Trainer
-
     whole = Trainer.fit
 
     def cut(self, *arguments, interrupted, **options):
-        return whole(self, *arguments, interrupted=stop_after_evaluations(interrupted), **options)
+        return whole(self, *arguments, interrupted=lambda: self.step == 40, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "fit", cut)

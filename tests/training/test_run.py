@@ -145,6 +145,23 @@ def test_ctrl_c_saves_and_says_how_to_go_on(finished, dataset, tmp_path):
     assert without_times(resumed) == without_times(result)
 
 
+def test_a_run_for_a_search_never_looks_at_the_test_users(finished, dataset, tmp_path, monkeypatch):
+    _, recipe, result = finished
+    splits = []
+    eval_batches = type(dataset).eval_batches
+
+    def spy(self, split, **options):
+        splits.append(split)
+        return eval_batches(self, split, **options)
+
+    monkeypatch.setattr(type(dataset), "eval_batches", spy)
+    found = fit(dataset, recipe, tmp_path / "run", test=False)
+    assert set(splits) == {"valid"}
+    assert found["valid"] == result["valid"]
+    assert not {"test", "test_ci", "baselines"} & set(found)
+    assert not (tmp_path / "run" / "per_user").exists()
+
+
 def test_a_finished_run_is_not_trained_again(finished, dataset):
     out, recipe, result = finished
     before = (out / "journal.jsonl").read_bytes()

@@ -77,11 +77,10 @@ def reproduce(
 
     Example: crossbatch reproduce table1 --data books --out paper --jobs 2
     """
-    from crossbatch.data import open_dataset
     from crossbatch.reproduce import experiments
     from crossbatch.reproduce.folder import GridFolder
 
-    dataset = open_dataset(data) if data else None
+    dataset = _open(data) if data else None
     base = _base_recipe(recipe, set_ or [])
     steps = _budget_steps(budget, base.train.max_steps)
     home = GridFolder(out if not steps or experiment == "search" else out / f"short-{steps}")
@@ -104,6 +103,12 @@ def reproduce(
         typer.echo("\n".join(str(path) for path in written))
     if failed:
         raise typer.Exit(SOME_FAILED)
+
+
+def _open(path: Path) -> Dataset:
+    from crossbatch.data import open_dataset  # waits here: tables from records need no dataset
+
+    return open_dataset(path)
 
 
 def _base_recipe(path: Path | None, overrides: Sequence[str]) -> Recipe:

@@ -59,7 +59,7 @@ def box(title: str, sentences: Sequence[str]) -> str:
 
 
 def fold(title: str, note: str, inside: str, *, is_open: bool) -> str:
-    """A part that opens on a click, and always on paper."""
+    """A part that opens on a click; on paper it is as the reader left it."""
     return (
         f"<details{' open' if is_open else ''}><summary>{escape(title)} "
         f'<small>{escape(note)}</small></summary><div class="inside">{inside}</div></details>'

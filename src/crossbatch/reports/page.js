@@ -1,6 +1,6 @@
 "use strict";
 // Three comforts; the page is complete without them: a theme button, instant tooltips (also by
-// touch), and legends that single out or hide a series. Printing opens every folded part.
+// touch), and legends that single out or hide a series.
 (() => {
   const root = document.documentElement;
   const button = document.getElementById("theme");
@@ -48,8 +48,4 @@
     item.addEventListener("pointerenter", () => focus(true));
     item.addEventListener("pointerleave", () => focus(false));
   }
-
-  addEventListener("beforeprint", () => {
-    for (const folded of document.querySelectorAll("details")) folded.open = true;
-  });
 })();

@@ -92,11 +92,12 @@ def environment_section(runs: Sequence[Run]) -> str:
 
 def examples_section(runs: Sequence[Run]) -> str:
     """Recommendations for a few users, where a run folder holds `examples.json`."""
-    parts = []
+    parts: list[str] = []
     for run in runs:
         articles = "".join(_example(example) for example in run.examples[:MAX_EXAMPLES])
         if articles:
-            parts.append(f'<h3>{escape(run.name)}</h3><div class="examples">{articles}</div>')
+            inside = f'<div class="examples">{articles}</div>'
+            parts.append(fold(run.name, "", inside, is_open=not parts))
     return "".join(parts)
 
 

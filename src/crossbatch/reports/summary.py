@@ -60,6 +60,7 @@ def caveats(comparison: Comparison, runs: Sequence[Run]) -> list[str]:
         *_broken_runs(runs),
         *_unconverged(runs),
         *_bank_unused(runs),
+        *_beaten(comparison),
         *_seeds(comparison),
         *_missing_intervals(comparison),
         *_several_datasets(comparison),
@@ -139,6 +140,22 @@ def _bank_unused(runs: Sequence[Run]) -> list[str]:
     ]
 
 
+def _beaten(comparison: Comparison) -> list[str]:
+    """A model that a simple baseline beats is not worth its training."""
+    metric, sentences = comparison.headline, []
+    for dataset in comparison.datasets:
+        rows = [row for row in comparison.rows if row.dataset == dataset and metric in row.metrics]
+        for baseline in (row for row in rows if row.variant is None):
+            level = baseline.metrics[metric].mean
+            behind = [row.label for row in rows if row.variant and row.metrics[metric].mean < level]
+            if behind:
+                sentences.append(
+                    f"{baseline.label} has a higher test {metric_name(metric)} "
+                    f"({100 * level:.2f} %) than {_names(behind, noun='other configuration')}."
+                )
+    return sentences
+
+
 def _seeds(comparison: Comparison) -> list[str]:
     few = [row for row in comparison.rows if row.variant and len(row.runs) < FEW_SEEDS]
     compared = sum(row.variant is not None for row in comparison.rows)
@@ -168,7 +185,7 @@ def _several_datasets(comparison: Comparison) -> list[str]:
     ]
 
 
-def _names(names: Sequence[str], limit: int = 3) -> str:
+def _names(names: Sequence[str], limit: int = 3, noun: str = "other run") -> str:
     shown = ", ".join(names[:limit])
     rest = len(names) - limit
-    return f"{shown} and {cells.count(rest, 'other run')}" if rest > 0 else shown
+    return f"{shown} and {cells.count(rest, noun)}" if rest > 0 else shown

@@ -1,0 +1,171 @@
+"""A grid in real processes: killed and resumed, shared between two, and what may go wrong."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from crossbatch.errors import ConfigError
+from crossbatch.reproduce.design import Design
+from crossbatch.reproduce.forecast import Forecast, in_words
+from crossbatch.reproduce.grid import check_cells, run_grid
+from crossbatch.reproduce.watch import SilentWatcher
+from crossbatch.training import fit
+from crossbatch.training.run_folder import in_use
+
+from .conftest import BASE
+
+TIMES = ("seconds_per_1000_steps", "convergence_minutes")
+# Long enough to be killed in the middle.
+LONG = BASE.changed(["train.max_steps=2000", "train.eval_every=250", "train.patience=100"])
+
+
+def grid_of(recipe, *strategies):
+    return Design(recipe, one_pass=20, models=("youtube_dnn",), strategies=strategies).table1()
+
+
+def result(path):
+    content = json.loads((path / "result.json").read_text())
+    return {key: value for key, value in content.items() if key not in TIMES}
+
+
+def wait_until(true, timeout=180):
+    deadline = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.02)
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from crossbatch.config import Recipe
+from crossbatch.data import open_dataset
+from crossbatch.reproduce.design import Cell
+from crossbatch.reproduce.grid import run_grid
+from crossbatch.reproduce.watch import SilentWatcher
+import json
+data, out, jobs = sys.argv[1:4]
+cells = [Cell(folder, Recipe.from_dict(recipe)) for folder, recipe in json.loads(sys.argv[4])]
+outcome = run_grid(cells, open_dataset(data), Path(out), jobs=int(jobs), watcher=SilentWatcher())
+sys.exit(130 if outcome.interrupted else 0)
+"""
+
+
+def start(cells, dataset, out, jobs=2):
+    document = json.dumps([(cell.folder, cell.recipe.to_dict()) for cell in cells])
+    command = [sys.executable, "-c", COMMAND, str(dataset.path), str(out), str(jobs), document]
+    return subprocess.Popen(command)
+
+
+@pytest.mark.slow
+def test_sigkill_then_the_same_grid_gives_what_an_undisturbed_one_gives(dataset, tmp_path):
+    cells = grid_of(LONG, "in_batch", "cross_batch")
+    out = tmp_path / "grid"
+    runs = [out / cell.folder for cell in cells]
+    grid = start(cells, dataset, out)
+    wait_until(lambda: all(any((run / "checkpoints").glob("step-*")) for run in runs))
+    grid.send_signal(signal.SIGKILL)
+    grid.wait()
+    # Workers notice that their grid is gone, save and end: nobody trains on unseen.
+    wait_until(lambda: not any(in_use(run) for run in runs))
+    assert not any((run / "result.json").exists() for run in runs)
+    again = run_grid(cells, dataset, out, jobs=2, watcher=SilentWatcher())
+    assert again.finished == cells
+    for cell, run in zip(cells, runs, strict=True):
+        fit(dataset, cell.recipe, tmp_path / "whole" / cell.folder)
+        assert result(run) == result(tmp_path / "whole" / cell.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_polite_stop_saves_every_run(dataset, tmp_path, number):
+    cells = grid_of(LONG, "in_batch")
+    run = tmp_path / cells[0].folder
+    grid = start(cells, dataset, tmp_path)
+    wait_until(lambda: (run / "journal.jsonl").is_file())
+    wait_until(lambda: b'"train"' in (run / "journal.jsonl").read_bytes())
+    grid.send_signal(number)
+    assert grid.wait(timeout=120) == 130
+    assert not in_use(run)
+    assert any((run / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.slow
+def test_two_grids_on_one_folder_share_the_work(dataset, tmp_path):
+    cells = grid_of(BASE, "in_batch", "uniform", "mixed")
+    grids = [start(cells, dataset, tmp_path, jobs=1) for _ in range(2)]
+    assert [grid.wait(timeout=300) for grid in grids] == [0, 0]
+    for cell in cells:
+        journal = (tmp_path / cell.folder / "journal.jsonl").read_text()
+        assert journal.count('"event": "start"') == 1
+        assert '"event": "resume"' not in journal
+        assert cell.is_finished(tmp_path)
+
+
+def test_one_failure_stops_nobody_else_and_finished_runs_are_left_alone(dataset, tmp_path):
+    good, bad = grid_of(BASE, "in_batch", "cross_batch")
+    bad = replace(bad, recipe=bad.recipe.changed(["sampler.capacity=-1"]))
+    outcome = run_grid([bad, good], dataset, tmp_path, jobs=2, watcher=SilentWatcher())
+    assert outcome.finished == [good]
+    assert "capacity must be" in outcome.failed[bad.folder]
+    assert "Traceback" not in outcome.failed[bad.folder]
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / good.folder).rglob("*") if p.is_file()}
+    again = run_grid([good], dataset, tmp_path, jobs=1, watcher=SilentWatcher())
+    assert again.finished == [good]
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert Forecast.of([good], tmp_path).minutes([good, bad]) == pytest.approx(
+        2 * json.loads((tmp_path / good.folder / "result.json").read_text())["convergence_minutes"]
+    )
+
+
+def test_a_run_of_another_recipe_is_refused_by_name(dataset, tmp_path):
+    (cell,) = grid_of(BASE, "in_batch")
+    folder = tmp_path / cell.folder
+    folder.mkdir(parents=True)
+    config = cell.recipe.to_dict() | {"dataset": {"checksum": dataset.manifest["checksum"]}}
+    (folder / "config.json").write_text(json.dumps(config))
+    check_cells([cell], dataset, tmp_path)
+    other = replace(cell, recipe=cell.recipe.changed(["train.lr=0.5"]))
+    with pytest.raises(ConfigError, match=r"in_batch-s0 was trained with train.lr = 0.01, not 0.5"):
+        check_cells([other], dataset, tmp_path)
+    config["dataset"] = {"checksum": "another"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="checksum"):
+        check_cells([cell], dataset, tmp_path)
+
+
+def test_a_forecast_needs_a_finished_run(tmp_path):
+    cells = grid_of(BASE, "in_batch", "cross_batch", "uniform")
+    assert Forecast.of(cells, tmp_path).minutes(cells) is None
+    for cell, minutes in zip(cells, (2.0, 6.0), strict=False):
+        (tmp_path / cell.folder).mkdir(parents=True)
+        text = json.dumps({"convergence_minutes": minutes})
+        (tmp_path / cell.folder / "result.json").write_text(text)
+    forecast = Forecast.of(cells, tmp_path)
+    assert forecast.minutes([cells[0]]) == 2.0
+    assert forecast.minutes([cells[2]]) == 4.0  # no uniform run yet: the model's mean
+    other = replace(cells[0], recipe=cells[0].recipe.changed(["model.name=mind"]))
+    assert forecast.minutes([other, other]) == 8.0
+
+
+@pytest.mark.parametrize(
+    ("minutes", "text"), [(0.5, "30 s"), (12.3, "12 min"), (200.0, "3 h 20 min")]
+)
+def test_times_in_words(minutes, text):
+    assert in_words(minutes) == text
+
+
+def test_in_use_tells_a_held_lock(tmp_path):
+    assert not in_use(tmp_path / "absent")
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert in_use(tmp_path)
+    assert not in_use(tmp_path)

@@ -1,0 +1,86 @@
+"""Records are small, hold no private path, and give the same tables and figures to the byte."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from crossbatch.reports.runs import read_run
+from crossbatch.reproduce.folder import GridFolder
+from crossbatch.reproduce.records import keep_records, thinned
+from crossbatch.reproduce.table1 import write_table1
+from crossbatch.reproduce.table2 import write_table2
+
+from .conftest import events
+
+
+@pytest.fixture
+def grid(make_cell, tmp_path):
+    rng = np.random.default_rng(0)
+    for strategy in ("in_batch", "uniform", "cross_batch", "balanced"):
+        for seed in (0, 1):
+            make_cell("mind", strategy, seed, (rng.random(500) < 0.2) * rng.random(500))
+    unfinished = make_cell("mind", "cross_batch", 0, np.ones(3), capacity=8)
+    (unfinished / "result.json").unlink()
+    (unfinished / "best").mkdir()
+    folder = GridFolder(tmp_path / "grid")
+    folder.remember(paper=True)
+    (folder.path / "settings.toml").write_text("# chosen")
+    return folder
+
+
+def test_tables_and_figures_are_the_same(grid, tmp_path):
+    keep_records(grid, tmp_path / "kept")
+    kept = GridFolder(tmp_path / "kept")
+    written = [*write_table1(grid), *write_table2(grid)]
+    # A size whose only run is unfinished has no record: leave it out of both.
+    again = [*write_table1(kept), *write_table2(kept)]
+    assert [path.name for path in written] == [path.name for path in again]
+    for ours, theirs in zip(written, again, strict=True):
+        if not ours.name.startswith("table2"):
+            assert ours.read_bytes() == theirs.read_bytes(), ours.name
+
+
+def test_per_user_metrics_are_exact(grid, tmp_path):
+    keep_records(grid, tmp_path / "kept")
+    name = "runs/mind-uniform-s1"
+    run, record = read_run(grid.path / name), read_run(tmp_path / "kept" / name)
+    for metric in ("recall@50", "ndcg_comirec@50", "ndcg@50"):
+        np.testing.assert_array_equal(run.per_user(metric), record.per_user(metric))
+    assert record.per_user("recall@20") is None  # no gain of it is shown
+
+
+def test_records_are_small_and_say_nothing_private(grid, tmp_path):
+    written = keep_records(grid, tmp_path / "kept")
+    files = [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 8 * 12_000
+    assert not any(b"private" in path.read_bytes() for path in files)
+    assert json.loads((tmp_path / "kept/runs/mind-uniform-s0/config.json").read_text())[
+        "dataset"
+    ] == {"path": "toy", "checksum": "c0ffee"}
+    assert (tmp_path / "kept" / "settings.toml") in written
+    assert not (tmp_path / "kept/runs/mind-cross_batch-M8-s0").exists()  # unfinished
+
+
+def test_keeping_twice_changes_nothing(grid, tmp_path):
+    keep_records(grid, tmp_path / "kept")
+    files = sorted(path for path in (tmp_path / "kept").rglob("*") if path.is_file())
+    before = [path.read_bytes() for path in files]
+    keep_records(grid, tmp_path / "kept")
+    assert [path.read_bytes() for path in files] == before
+
+
+def test_a_thinned_journal_keeps_all_but_training_lines():
+    journal = events(tuple(0.001 * i for i in range(300)))
+    kept = thinned(journal)
+    train = [event for event in kept if event["event"] == "train"]
+    assert len(train) <= 25
+    assert train[-1]["step"] == 30_000
+    assert train[0]["diagnostics"]["hardness"] == 0.14286
+    evaluations = [event for event in kept if event["event"] == "eval"]
+    assert len(evaluations) == 300
+    assert evaluations[1]["metrics"] == {"recall@50": 0.001, "ndcg@50": 0.0005}
+    assert kept[0] == {"event": "start", "step": 0}
+    assert kept[-1]["reason"] == "patience"
