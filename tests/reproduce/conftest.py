@@ -103,6 +103,7 @@ def make_cell(tmp_path: Path) -> MakeCell:
         result = {
             "model": model, "sampler": sampler["name"], "seed": seed, "steps": 300,
             "best_step": 200, "seconds_per_1000_steps": 100.0 + seed, "convergence_minutes": 0.5,
+            "cpu_seconds_per_1000_steps": 50.0 + seed,
             "valid": {"recall@50": 0.08}, "test": dict.fromkeys(METRICS, mean),
             "test_ci": {}, "num_users": len(values), "num_items": 20,
             "baselines": {"popularity": {"test": {"recall@50": 0.01}}}, **(extra or {}),

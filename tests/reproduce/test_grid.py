@@ -22,7 +22,7 @@ from crossbatch.training.run_folder import in_use
 
 from .conftest import BASE
 
-TIMES = ("seconds_per_1000_steps", "convergence_minutes")
+TIMES = ("seconds_per_1000_steps", "cpu_seconds_per_1000_steps", "convergence_minutes")
 # Long enough to be killed in the middle.
 LONG = BASE.changed(["train.max_steps=2000", "train.eval_every=250", "train.patience=100"])
 

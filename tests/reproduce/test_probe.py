@@ -16,7 +16,7 @@ from crossbatch.training.assemble import build_trainer, resolve
 from .conftest import BASE
 
 RECIPE = BASE.changed(["sampler.capacity=100"])
-TIMES = ("seconds_per_1000_steps", "convergence_minutes")
+TIMES = ("seconds_per_1000_steps", "cpu_seconds_per_1000_steps", "convergence_minutes")
 
 
 def probes(run):

@@ -70,6 +70,7 @@ def test_means_spreads_and_gains_are_those_of_the_runs(grid):
                 assert row["metrics"][metric]["mean"] == pytest.approx(statistics.fmean(values))
                 assert row["metrics"][metric]["sd"] == pytest.approx(statistics.stdev(values))
             assert row["seconds_per_1000_steps"] == {"mean": 101.0, "sd": 1.0}
+            assert row["cpu_seconds_per_1000_steps"] == {"mean": 51.0, "sd": 1.0}
         assert rows[model, "in_batch"]["gains"]["recall@50"] is None
         gain = sum(means["uniform"]) / sum(means["in_batch"]) - 1
         assert rows[model, "uniform"]["gains"]["recall@50"]["relative"] == pytest.approx(gain)
@@ -155,7 +156,7 @@ def test_baselines_of_the_grid_are_rows(grid):
     write_table1(grid)
     line = page_tables((grid.path / "table1.md").read_text())[0][2]
     assert line[0] == "Item k-NN"
-    assert line[4:10] == ["25.00"] * 6
+    assert line[5:11] == ["25.00"] * 6
     assert line[-1] == "measured"
 
 

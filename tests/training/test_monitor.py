@@ -69,3 +69,18 @@ def test_a_bank_too_large_for_the_catalogue_is_said_aloud(dataset, recipe, monke
     assert warnings[0][0] == 2
     assert "masked_share is 0.4" in warnings[0][1]
     assert "sampler.capacity" in warnings[0][1]
+
+
+def test_clocks_stand_still_between_pause_and_go_on(monkeypatch):
+    wall, cpu = [100.0], [7.0]
+    monkeypatch.setattr("time.perf_counter", lambda: wall[0])
+    monkeypatch.setattr("time.process_time", lambda: cpu[0])
+    monitor = Monitor(None, 1, lambda *_: None, seconds=5.0, cpu_seconds=2.0)
+    monitor.go_on()
+    wall[0], cpu[0] = 103.0, 8.0  # three seconds of training, one of them on the processor
+    monitor.pause()
+    wall[0], cpu[0] = 200.0, 90.0  # an evaluation
+    monitor.go_on()
+    wall[0], cpu[0] = 201.0, 91.0
+    monitor.pause()
+    assert (monitor.seconds, monitor.cpu_seconds) == (9.0, 4.0)

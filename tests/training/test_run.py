@@ -17,7 +17,7 @@ from crossbatch.training.saved import evaluate_runs, open_run
 
 from .conftest import RECIPE, recipe_file
 
-TIMES = ("seconds_per_1000_steps", "convergence_minutes")
+TIMES = ("seconds_per_1000_steps", "cpu_seconds_per_1000_steps", "convergence_minutes")
 
 
 def journal(run, *events):

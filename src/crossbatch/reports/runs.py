@@ -107,6 +107,11 @@ class Run:
         return 1000 * seconds / step if seconds and step else None
 
     @property
+    def cpu_seconds_per_1000_steps(self) -> float | None:
+        """Processor time, which other work on the machine does not stretch."""
+        return number(self.result.get("cpu_seconds_per_1000_steps"))
+
+    @property
     def convergence_minutes(self) -> float | None:
         """Training minutes until the early stop."""
         return number(self.result.get("convergence_minutes"))

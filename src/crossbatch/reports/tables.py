@@ -62,6 +62,7 @@ class Row:
     metrics: Mapping[str, Estimate]
     variant: Variant | None = None
     seconds_per_1000_steps: Estimate | None = None
+    cpu_seconds_per_1000_steps: Estimate | None = None
     convergence_minutes: Estimate | None = None
     gains: Mapping[str, Gain] = field(default_factory=dict)
 
@@ -147,6 +148,7 @@ def _row(variant: Variant, dataset: str, gains: Mapping[str, Gain]) -> Row:
         metrics={key: value for key, value in estimates.items() if value},
         variant=variant,
         seconds_per_1000_steps=estimate(run.seconds_per_1000_steps for run in variant.runs),
+        cpu_seconds_per_1000_steps=estimate(run.cpu_seconds_per_1000_steps for run in variant.runs),
         convergence_minutes=estimate(run.convergence_minutes for run in variant.runs),
         gains=gains,
     )

@@ -71,17 +71,20 @@ class Monitor:
         trainer: Whose steps are watched.
         every: Steps between journal lines.
         write: Called with event name, step and fields.
-        seconds: Training time so far, evaluations and earlier sittings included as told.
+        seconds: Training time so far, earlier sittings included as told.
+        cpu_seconds: Of it, what this process computed: a busy machine stretches only the other.
     """
 
     trainer: Trainer
     every: int
     write: Callable[..., None]
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     warned: set[str] = field(default_factory=set)
     _losses: list[Tensor] = field(default_factory=list)
     _columns: int = 0
     _mark: float = field(default_factory=time.perf_counter)
+    _cpu_mark: float = field(default_factory=time.process_time)
     _reported: float = field(init=False)  # `seconds` at the last journal line
 
     def __post_init__(self) -> None:
@@ -90,10 +93,11 @@ class Monitor:
     def pause(self) -> None:
         """Stop the clock: what comes is not training."""
         self.seconds += time.perf_counter() - self._mark
+        self.cpu_seconds += time.process_time() - self._cpu_mark
 
     def go_on(self) -> None:
         """Start the clock again."""
-        self._mark = time.perf_counter()
+        self._mark, self._cpu_mark = time.perf_counter(), time.process_time()
 
     def __call__(self, record: StepRecord) -> None:
         """Take note of a step."""
