@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import datetime
 import platform
-import signal
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +20,7 @@ from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training import checkpoint
 from crossbatch.training.assemble import build_trainer, pick_device, resolve
 from crossbatch.training.examples import write_examples
+from crossbatch.training.interrupt import interrupt_flag
 from crossbatch.training.journal import Journal
 from crossbatch.training.monitor import Monitor
 from crossbatch.training.outcome import PAPER_METRICS, evaluate_split, finite, measure_test
@@ -36,6 +35,10 @@ if TYPE_CHECKING:
     from crossbatch.data import Batch, Dataset
     from crossbatch.evaluation import Evaluation
     from crossbatch.training.trackers import Tracker
+
+
+# What a checkpoint remembers beside the training state.
+NOTHING_YET = {"journal": 0, "seconds": 0.0, "cpu_seconds": 0.0, "eval_seconds": 0.0, "warned": []}
 
 
 class Probe(Protocol):
@@ -114,8 +117,8 @@ class _Run:
         trainer = build_trainer(self.recipe, self.dataset, self.model)
         self.folder.check_config(self._config())
         stopping = EarlyStopping(train.patience)
-        document = self.folder.load_checkpoint(trainer, stopping, self.progress.say)
-        document = document or {"journal": 0, "seconds": 0.0, "eval_seconds": 0.0, "warned": []}
+        saved = self.folder.load_checkpoint(trainer, stopping, self.progress.say)
+        document: dict[str, Any] = NOTHING_YET | (saved or {})
         journal = Journal(self.folder.path / "journal.jsonl", document["journal"])
         try:
             return self._train(trainer, stopping, document, journal)
@@ -131,7 +134,9 @@ class _Run:
     ) -> dict[str, Any]:
         train = self.recipe.train
         write = self._writer(journal)
-        monitor = Monitor(trainer, train.log_every, write, document["seconds"])
+        monitor = Monitor(
+            trainer, train.log_every, write, document["seconds"], document["cpu_seconds"]
+        )
         monitor.warned.update(document["warned"])
         eval_seconds, users = document["eval_seconds"], 0
         if trainer.step == 0:
@@ -145,6 +150,7 @@ class _Run:
             saved = {
                 "journal": journal.length(),
                 "seconds": monitor.seconds,
+                "cpu_seconds": monitor.cpu_seconds,
                 "eval_seconds": eval_seconds,
                 "warned": sorted(monitor.warned),
             }
@@ -179,7 +185,7 @@ class _Run:
             self.progress.step(record.step, record.loss)
 
         self._check_metric(train.metric)
-        with _interrupt_flag() as interrupted:
+        with interrupt_flag() as interrupted:
             try:
                 reason = trainer.fit(
                     self._batches(trainer.step),
@@ -208,11 +214,10 @@ class _Run:
                 f"--resume"
             )
         write("stop", trainer.step, reason=reason)
-        minutes = (monitor.seconds + eval_seconds) / 60
-        return self._finish(trainer, stopping, monitor.seconds, minutes)
+        return self._finish(trainer, stopping, monitor, (monitor.seconds + eval_seconds) / 60)
 
     def _finish(
-        self, trainer: Trainer, stopping: EarlyStopping, seconds: float, minutes: float
+        self, trainer: Trainer, stopping: EarlyStopping, monitor: Monitor, minutes: float
     ) -> dict[str, Any]:
         """Evaluate the best model on all users and write the result."""
         steps = trainer.step
@@ -223,7 +228,8 @@ class _Run:
             "seed": self.recipe.train.seed,
             "steps": steps,
             "best_step": stopping.best_step,
-            "seconds_per_1000_steps": 1000 * seconds / steps,
+            "seconds_per_1000_steps": 1000 * monitor.seconds / steps,
+            "cpu_seconds_per_1000_steps": 1000 * monitor.cpu_seconds / steps,
             "convergence_minutes": minutes,
             "valid": finite(self._validate(trainer).means()),
             "num_items": self.dataset.num_items,
@@ -300,25 +306,3 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-
-
-@contextmanager
-def _interrupt_flag() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C into a question that is asked between steps; a second one interrupts at once."""
-    pressed = False
-
-    def on_signal(*_: object) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    try:
-        earlier = signal.signal(signal.SIGINT, on_signal)
-    except ValueError:  # not the main thread: whoever runs it handles its signals
-        yield lambda: False
-        return
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, earlier)
