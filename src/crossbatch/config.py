@@ -106,7 +106,7 @@ class TrainConfig:
         seed: Of initialisation, batches and sampling.
         log_every: Batches between journal lines with diagnostics.
         keep_checkpoints: Newest checkpoints kept for `--resume`.
-        threads: CPU threads; 0 lets torch decide.
+        threads: CPU threads; 0 measures at the start whether more than one pays.
         device: `"auto"`, `"cpu"` or `"cuda"`.
     """
 

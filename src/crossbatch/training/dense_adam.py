@@ -64,8 +64,12 @@ class DenseAdam:
             maximize=False,
             decoupled_weight_decay=True,
         )
-        for i in moved:
-            self.parameters[i].grad = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def _gradient(self, i: int) -> Tensor:
         gradient = self.parameters[i].grad

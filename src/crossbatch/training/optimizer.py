@@ -70,6 +70,11 @@ class Adam:
             table.step()
         return lr
 
+    def forget(self) -> None:
+        """Drop all gradients."""
+        for part in self._parts().values():
+            part.forget()
+
     def flush(self) -> None:
         """Bring rows that dense semantics left behind up to date; before anyone else reads them."""
         for table in self.tables.values():

@@ -96,6 +96,10 @@ class RowAdam:
         """Remember a read until its gradient is used by `step`."""
         self._reads.append(read)
 
+    def forget(self) -> None:
+        """Drop the gradients."""
+        self._reads = []
+
     @torch.no_grad()
     def step(self) -> None:
         """Apply the gradients of all reads since the last step to the rows that were read."""
@@ -220,7 +224,7 @@ class RowAdam:
         self.steps = int(state["steps"])
         for name in ("first", "second", "touched"):
             getattr(self, name).copy_(state[name])
-        self._reads = []
+        self.forget()
 
     def _make_up(self, rows: Tensor, step: int) -> None:
         """`catch_up` of distinct rows, in torch."""

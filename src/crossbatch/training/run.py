@@ -26,6 +26,7 @@ from crossbatch.training.monitor import Monitor
 from crossbatch.training.outcome import PAPER_METRICS, evaluate_split, finite, measure_test
 from crossbatch.training.progress import Progress, Silent
 from crossbatch.training.run_folder import RunFolder
+from crossbatch.training.threads import measured_threads
 from crossbatch.training.trainer import EarlyStopping, StepRecord, Trainer
 
 if TYPE_CHECKING:
@@ -112,13 +113,15 @@ class _Run:
 
     def run(self) -> dict[str, Any]:
         train = self.recipe.train
-        if train.threads:
-            torch.set_num_threads(train.threads)
         trainer = build_trainer(self.recipe, self.dataset, self.model)
-        self.folder.check_config(self._config())
         stopping = EarlyStopping(train.patience)
+        self.folder.check_config(self._config())
         saved = self.folder.load_checkpoint(trainer, stopping, self.progress.say)
         document: dict[str, Any] = NOTHING_YET | (saved or {})
+        # Sums depend on how they are split: a resumed run uses the threads that it began with.
+        threads = train.threads or document.get("threads")
+        torch.set_num_threads(threads or measured_threads(trainer, next(self._batches(0))))
+        self.folder.write_config(self._config())
         journal = Journal(self.folder.path / "journal.jsonl", document["journal"])
         try:
             return self._train(trainer, stopping, document, journal)
@@ -153,6 +156,7 @@ class _Run:
                 "cpu_seconds": monitor.cpu_seconds,
                 "eval_seconds": eval_seconds,
                 "warned": sorted(monitor.warned),
+                "threads": torch.get_num_threads(),
             }
             self.folder.save_checkpoint(trainer, stopping, saved, train.keep_checkpoints)
 

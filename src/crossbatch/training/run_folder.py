@@ -71,19 +71,19 @@ class RunFolder:
         return json.loads(path.read_text()) if path.is_file() else None
 
     def check_config(self, config: dict[str, Any]) -> None:
-        """Write `config.json`, or compare it with the one that a resumed run began with."""
+        """Compare `config` with the one that a resumed run began with."""
         path = self.path / "config.json"
-        if not path.is_file():
-            checkpoint.write_json(path, config)
-            return
-        changes = list(changed_keys(json.loads(path.read_text()), config))
+        changes = list(changed_keys(json.loads(path.read_text()), config)) if path.is_file() else []
         if changes:
             key, before, value = changes[0]
             raise ConfigError(
                 f"{key} is {value!r}, but the run in {self.path} began with {before!r}; "
                 "resume with the same recipe and data"
             )
-        checkpoint.write_json(path, config)
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Write `config.json`."""
+        checkpoint.write_json(self.path / "config.json", config)
 
     def save_checkpoint(
         self, trainer: Trainer, stopping: EarlyStopping, document: dict[str, Any], keep: int

@@ -124,6 +124,17 @@ class Trainer:
 
     def train_step(self, batch: TrainingBatch) -> StepRecord:
         """One batch: forward, loss, backward, update, observe."""
+        u, positives, negatives, loss = self.forward(batch)
+        self.backward(u, positives, loss)
+        self.step += 1
+        lr = 0.0
+        if self.step % self.accumulate == 0:
+            lr = self.optimizer.step()
+        self.sampler.observe(positives)  # enqueue, dequeue
+        return StepRecord(self.step, loss.detach(), lr, u.detach(), positives, negatives)
+
+    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Candidates, Candidates, Tensor]:
+        """User vectors `[B, d]`, positives, negatives, and the loss of a batch."""
         ids = batch.item_ids
         with self._precision(ids.device):
             u, v = self.model(batch.history, ids, batch.user_ids)  # f_u(U), g_v(I): [B, d]
@@ -138,16 +149,14 @@ class Trainer:
             exclude=self._exclude(batch, negatives),
             chunk_size=self.chunk_size,
         )
-        objective = loss
+        return u, positives, negatives, loss
+
+    def backward(self, u: Tensor, positives: Candidates, loss: Tensor) -> None:
+        """Leave the gradients of the objective for the optimiser."""
         if self.l2:
-            objective = loss + self.l2 * (u.square().sum() + v.square().sum()) / u.shape[0]
-        (objective / self.accumulate if self.accumulate > 1 else objective).backward()
-        self.step += 1
-        lr = 0.0
-        if self.step % self.accumulate == 0:
-            lr = self.optimizer.step()
-        self.sampler.observe(positives)  # enqueue, dequeue
-        return StepRecord(self.step, loss.detach(), lr, u.detach(), positives, negatives)
+            v = positives.embeddings
+            loss = loss + self.l2 * (u.square().sum() + v.square().sum()) / u.shape[0]
+        torch.autograd.backward(loss / self.accumulate if self.accumulate > 1 else loss)
 
     @property
     def temperature(self) -> Tensor | float:
