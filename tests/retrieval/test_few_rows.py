@@ -42,7 +42,7 @@ def test_both_ways_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     interests = torch.randn(3, 4, 16, generator=generator, dtype=torch.float64)
     exclude = torch.randint(0, 2_000, (3, 5), generator=generator)
     short = ExactIndex(vectors).search(interests, 50, exclude=exclude)
-    monkeypatch.setattr(module, "FEW_ROWS", 0)
+    monkeypatch.setattr(module, "FEW_ITEMS", 0)
     long = ExactIndex(vectors).search(interests, 50, exclude=exclude)
     assert torch.equal(short.item_ids, long.item_ids)
     torch.testing.assert_close(short.scores, long.scores)

@@ -29,10 +29,24 @@ def integer_vectors(seed, *shape, values=3):
     return torch.randint(-values, values + 1, shape, generator=generator).float()
 
 
+def stream(patch):
+    """Let small catalogues take the way of large ones."""
+    patch.setattr(index_module, "SMALL_ITEMS", 0)
+    patch.setattr(index_module, "FEW_ITEMS", 0)
+
+
 def shrink(patch, group=4):
+    stream(patch)
     patch.setattr(index_module, "BLOCK_ROWS", 6)
     patch.setattr(index_module, "_tile_items", lambda num_items, rows: 8)
     patch.setattr(index_module, "_group_items", lambda seen, k: group)
+
+
+@pytest.fixture(params=["whole rows", "streamed"])
+def either_way(request, monkeypatch):
+    """Both ways to a list: a small catalogue's own, and that of a large one."""
+    if request.param == "streamed":
+        stream(monkeypatch)
 
 
 @pytest.fixture
@@ -79,7 +93,7 @@ def test_equals_brute_force_with_ties_and_exclusion(seed, num_items, users, K, k
 
 @pytest.mark.parametrize("K", [1, 4])
 @pytest.mark.parametrize("k", [50, 3000])
-def test_equals_brute_force_at_real_tile_sizes(K, k):
+def test_equals_brute_force_at_real_tile_sizes(either_way, K, k):
     torch.manual_seed(0)
     vectors = torch.randn(5001, 16, dtype=torch.float64)
     interests = torch.randn(600 // K, K, 16, dtype=torch.float64)
@@ -111,7 +125,7 @@ def test_worst_case_order_of_scores(tiny_tiles, direction):
     assert top.item_ids.tolist() == [expected] * 3
 
 
-def test_equal_scores_stand_in_ascending_id():
+def test_equal_scores_stand_in_ascending_id(either_way):
     top = ExactIndex(torch.ones(4000, 2)).search(torch.ones(2, 3, 2), 5)
     assert top.item_ids.tolist() == [[1, 2, 3, 4, 5]] * 2
 
@@ -132,13 +146,13 @@ def test_max_over_interests_equals_pooling_one_search_per_interest():
         assert top.item_ids[row].tolist() == ranked
 
 
-def test_slots_beyond_the_catalogue_are_empty():
+def test_slots_beyond_the_catalogue_are_empty(either_way):
     top = ExactIndex(torch.eye(4)).search(torch.ones(1, 1, 4), 6, exclude=torch.tensor([[2, 0]]))
     assert top.item_ids.tolist() == [[1, 3, 0, 0, 0, 0]]
     assert top.scores.tolist() == [[1.0, 1.0] + [float("-inf")] * 4]
 
 
-def test_exclusion_is_per_user_and_ignores_unknown_ids():
+def test_exclusion_is_per_user_and_ignores_unknown_ids(either_way):
     vectors = torch.tensor([[0.0], [3.0], [2.0], [1.0]])
     exclude = torch.tensor([[1, 0], [0, 0], [2, 99]])
     top = ExactIndex(vectors).search(torch.ones(3, 1, 1), 2, exclude=exclude)
@@ -161,7 +175,7 @@ def test_search_neither_needs_nor_leaves_gradients():
 
 
 @pytest.mark.parametrize(("users", "K", "k"), [(200, 1, 20), (60, 4, 20), (40, 1, 4000)])
-def test_memory_stays_within_tiles(monkeypatch, users, K, k):
+def test_memory_stays_within_tiles(monkeypatch, either_way, users, K, k):
     """No work array may approach [B, N]: the largest are of the size of a tile or of two lists."""
     sizes = []
     for name in ("new_empty", "new_full"):

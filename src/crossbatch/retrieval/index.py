@@ -16,15 +16,17 @@ import torch
 from torch import Tensor
 
 from crossbatch.retrieval.running_topk import RunningTopK
+from crossbatch.retrieval.whole_rows import best_of_rows, group_size
 
 # A tile of scores is at most this many numbers (4 MB): it stays in cache between the GEMM that
 # writes it and the scan that reads it.
 TILE_SCORES = 1 << 20
 # Rows of a tile: interests of all users in a block. The GEMM is at full speed from about 256 on.
 BLOCK_ROWS = 512
-# Few rows over few items: a tile would be too narrow, and a plain top-k is up to twice as fast.
-FEW_ROWS = 16
-FEW_ITEMS = 1 << 16
+# Up to so many items all scores of a row are made at once, up to twice as fast as streaming: there
+# the first lists, which streaming refines, are most of the work. Of few rows, tiles are too narrow.
+SMALL_ITEMS = 1 << 15
+FEW_ROWS, FEW_ITEMS = 16, 1 << 16
 MAX_GROUP = 32
 
 
@@ -94,20 +96,17 @@ class ExactIndex:
         self.check(interests, k, exclude)
         B, K, _ = interests.shape
         interests = interests.detach().to(self.vectors)
-        if 0 < B * K <= FEW_ROWS and k < self.num_items <= FEW_ITEMS:
-            few = self._search_few(interests, k, exclude)
-            if few is not None:
-                return few
         # A long list or many interests must not break the memory bound, so the block gives way.
         rows = max(1, min(BLOCK_ROWS // K, 2 * TILE_SCORES // k))
-        blocks = [
-            self._search_block(
-                interests[start : start + rows],
-                k,
-                None if exclude is None else exclude[start : start + rows],
-            )
-            for start in range(0, B, rows)
-        ]
+        whole = k < self.num_items <= (FEW_ITEMS if B * K <= FEW_ROWS else SMALL_ITEMS)
+        if whole:
+            rows = max(1, min(rows, 4 * TILE_SCORES // (K * self.num_items)))
+        blocks = []
+        for start in range(0, B, rows):
+            block = interests[start : start + rows]
+            banned = None if exclude is None else exclude[start : start + rows]
+            found = self._search_rows(block, k, banned) if whole else None
+            blocks.append(found or self._search_block(block, k, banned))
         if not blocks:
             best = RunningTopK(0, k, like=self.vectors)
             return TopK(best.scores, best.item_ids)
@@ -116,21 +115,20 @@ class ExactIndex:
             torch.cat([block.item_ids for block in blocks]),
         )
 
-    def _search_few(self, interests: Tensor, k: int, exclude: Tensor | None) -> TopK | None:
-        """Score few users in one product; None where equal scores leave open who is the k-th."""
+    def _search_rows(self, interests: Tensor, k: int, exclude: Tensor | None) -> TopK | None:
+        """Score all items at once; None where equal scores leave open who is the k-th."""
         b, K, d = interests.shape
-        scores = interests.reshape(b * K, d) @ self.vectors.T
-        scores = scores.view(b, K, -1).amax(dim=1) if K > 1 else scores  # [b, N + 1]
+        columns, group = len(self.vectors), group_size(len(self.vectors), k)
+        scores = self.vectors.new_empty(b * K, -(-columns // group) * group)
+        torch.mm(interests.reshape(b * K, d), self.vectors.T, out=scores[:, :columns])
+        scores[:, columns:] = -torch.inf
+        scores = scores.view(b, K, -1).amax(dim=1) if K > 1 else scores
         scores[:, 0] = -torch.inf
         if exclude is not None:
             inside = (exclude > 0) & (exclude <= self.num_items)
             scores.scatter_(1, exclude.where(inside, 0).long(), -torch.inf)
-        top = scores.topk(k + 1, dim=1)
-        if (top.values[:, k - 1] == top.values[:, k]).any():
-            return None
-        item_ids, order = top.indices[:, :k].sort(dim=1)  # of equal scores the smaller id first
-        ranked, order = top.values.gather(1, order).sort(dim=1, descending=True, stable=True)
-        return TopK(ranked, item_ids.gather(1, order))
+        found = best_of_rows(scores, k, group)
+        return None if found is None else TopK(*found)
 
     def _search_block(self, interests: Tensor, k: int, exclude: Tensor | None) -> TopK:
         """Stream the catalogue past one block of users."""
