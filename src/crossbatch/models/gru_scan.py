@@ -43,18 +43,25 @@ class _Scan(torch.autograd.Function):
         before, after_reset, candidate = (projected.new_empty(P, h) for _ in range(3))
         gates = projected.new_empty(P, 2 * h)
         state = projected.new_zeros(steps[0], h)  # rows that ran out keep their last state
-        start = 0
-        for n in steps:
-            rows = slice(start, start + n)
-            previous = before[rows].copy_(state[:n])
-            gate = torch.addmm(projected[rows, : 2 * h], previous, gate_kernel, out=gates[rows])
-            gate.sigmoid_()
-            torch.mul(gate[:, :h], previous, out=after_reset[rows])
-            torch.addmm(
-                projected[rows, 2 * h :], after_reset[rows], candidate_kernel, out=candidate[rows]
-            ).tanh_()
-            torch.lerp(candidate[rows], previous, gate[:, h:], out=state[:n])
-            start += n
+        # All views at once: made step by step they would cost as much as the products.
+        for n, x_gates, x_candidate, previous, gate, reset, update, reset_state, new in zip(
+            steps,
+            projected[:, : 2 * h].split(steps),
+            projected[:, 2 * h :].split(steps),
+            before.split(steps),
+            gates.split(steps),
+            gates[:, :h].split(steps),
+            gates[:, h:].split(steps),
+            after_reset.split(steps),
+            candidate.split(steps),
+            strict=True,
+        ):
+            running = state[:n]
+            previous.copy_(running)
+            torch.addmm(x_gates, previous, gate_kernel, out=gate).sigmoid_()
+            torch.mul(reset, previous, out=reset_state)
+            torch.addmm(x_candidate, reset_state, candidate_kernel, out=new).tanh_()
+            torch.lerp(new, previous, update, out=running)
         ctx.steps = steps
         ctx.save_for_backward(gate_kernel, candidate_kernel, before, gates, after_reset, candidate)
         return state
@@ -71,17 +78,26 @@ class _Scan(torch.autograd.Function):
         slope_r = before * reset * (1 - reset)
         d_projected = grad.new_empty(len(before), 3 * h)
         d_state = grad.clone()
-        stop = len(before)
-        for n in reversed(ctx.steps):
-            rows = slice(stop - n, stop)
-            d, d_step = d_state[:n], d_projected[rows]
-            torch.mul(d, slope_z[rows], out=d_step[:, h : 2 * h])
-            torch.mul(d, slope_c[rows], out=d_step[:, 2 * h :])
-            d_reset_state = d_step[:, 2 * h :] @ candidate_kernel.T
-            torch.mul(d_reset_state, slope_r[rows], out=d_step[:, :h])
-            d.mul_(update[rows]).addcmul_(d_reset_state, reset[rows])
-            d.addmm_(d_step[:, : 2 * h], gate_kernel.T)
-            stop -= n
+        views = zip(
+            ctx.steps,
+            d_projected[:, :h].split(ctx.steps),
+            d_projected[:, h : 2 * h].split(ctx.steps),
+            d_projected[:, 2 * h :].split(ctx.steps),
+            d_projected[:, : 2 * h].split(ctx.steps),
+            slope_r.split(ctx.steps),
+            slope_z.split(ctx.steps),
+            slope_c.split(ctx.steps),
+            reset.split(ctx.steps),
+            update.split(ctx.steps),
+            strict=True,
+        )
+        for n, d_r, d_z, d_c, d_gate, by_r, by_z, by_c, r, z in reversed(list(views)):
+            d = d_state[:n]
+            torch.mul(d, by_z, out=d_z)
+            torch.mul(d, by_c, out=d_c)
+            d_reset_state = d_c @ candidate_kernel.T
+            torch.mul(d_reset_state, by_r, out=d_r)
+            d.mul_(z).addcmul_(d_reset_state, r).addmm_(d_gate, gate_kernel.T)
         d_gates = before.T @ d_projected[:, : 2 * h]
         d_candidate = after_reset.T @ d_projected[:, 2 * h :]
         return d_projected, d_gates, d_candidate, None
