@@ -11,7 +11,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from crossbatch.errors import ConfigError
 from crossbatch.serving.server.reasons import interest_lists, nearest_in_history
 
 if TYPE_CHECKING:
@@ -78,7 +77,10 @@ def answer_all(
     groups: dict[tuple[str, int, bool], list[int]] = defaultdict(list)
     for place, query in enumerate(queries):
         if isinstance(query, Similar):
-            answers[place] = _similar(serving[query.slot], query)
+            try:
+                answers[place] = _similar(serving[query.slot], query)
+            except Exception as error:  # its own asker's alone
+                answers[place] = error
         else:
             groups[query.slot, query.k, query.exclude_seen].append(place)
     for (slot, _, _), places in groups.items():
@@ -90,12 +92,12 @@ def answer_all(
 def _recommend(served: Served, queries: Sequence[Recommend]) -> list[Answer | Exception]:
     try:
         lists = _search(served, queries)
-    except ConfigError as error:
+        return [_body(served, *pair) for pair in zip(queries, lists, strict=True)]
+    except Exception as error:  # whatever it is, it is somebody's answer
         if len(queries) == 1:
             return [error]
         # One of them asks for the impossible; the others must not suffer for it.
         return [answer for query in queries for answer in _recommend(served, [query])]
-    return [_body(served, *pair) for pair in zip(queries, lists, strict=True)]
 
 
 def _search(served: Served, queries: Sequence[Recommend]) -> list[Found]:
@@ -139,10 +141,10 @@ def _body(served: Served, query: Recommend, found: Found) -> Answer:
     return Answer(body.encode(), len(found.unknown))
 
 
-def _similar(served: Served, query: Similar) -> Answer | Exception:
+def _similar(served: Served, query: Similar) -> Answer:
     item, _ = served.facts.by_keys([query.key])
     if not item:
-        return LookupError(f"the bundle holds no item {query.key!r}")
+        raise LookupError(f"the bundle holds no item {query.key!r}")
     near = served.bundle.similar(query.key, min(query.k, served.bundle.num_items - 1))
     items = served.facts.objects(
         [neighbour.id for neighbour in near],

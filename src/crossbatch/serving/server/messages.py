@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from crossbatch.serving.server.limits import (
     MAX_HISTORY,
@@ -12,6 +12,14 @@ from crossbatch.serving.server.limits import (
 )
 
 Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_LENGTH)]
+
+
+def _whole(value: object) -> object:
+    """JSON knows no integers: 20.0 is 20."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
 Slot = Literal["main", "compare"]
 FeatureValue = str | float | int | bool | list[str] | list[float] | None
 
@@ -28,7 +36,7 @@ class RecommendRequest(BaseModel):
     history: list[Key] = Field(
         max_length=MAX_HISTORY, description="Item ids as in the source, oldest first."
     )
-    k: int = Field(20, ge=1, le=MAX_K, description="How many items.")
+    k: Whole = Field(20, ge=1, le=MAX_K, description="How many items.")
     exclude_seen: bool = Field(True, description="Leave out items of the history.")
     user_features: dict[str, FeatureValue] | None = Field(
         None, max_length=MAX_USER_FEATURES, description="Values by name, if the model reads any."

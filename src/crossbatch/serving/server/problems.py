@@ -42,6 +42,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ConfigError, _mistake)
     app.add_exception_handler(Overloaded, _overloaded)
     app.add_exception_handler(TimeoutError, _too_late)
+    app.add_exception_handler(Exception, _fault)
 
 
 def _invalid(request: Request, error: Exception) -> Response:
@@ -68,6 +69,10 @@ def _mistake(request: Request, error: Exception) -> Response:
 
 def _overloaded(request: Request, error: Exception) -> Response:
     return problem(503, OVERLOADED, {"Retry-After": str(RETRY_SECONDS)})
+
+
+def _fault(request: Request, error: Exception) -> Response:
+    return problem(500, INTERNAL)
 
 
 def _too_late(request: Request, error: Exception) -> Response:

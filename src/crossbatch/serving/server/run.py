@@ -81,25 +81,25 @@ def serve(path: Path, options: ServeOptions, *, compare: Path | None = None) -> 
         ConfigError: If the options cannot be honoured.
         BundleError: If a bundle cannot be opened.
     """
-    log_to_stderr()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    listening = _listen(options)
-    bundles = {"main": LiveBundle("main", path)}
-    if compare is not None:
-        bundles["compare"] = LiveBundle("compare", compare)
-    config = uvicorn.Config(
-        protected_app(bundles, options),
-        http=BoundedProtocol,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
-    _Server(config, bundles).run(sockets=[listening])
+    with _listen(options) as listening:
+        bundles = {"main": LiveBundle("main", path)}
+        if compare is not None:
+            bundles["compare"] = LiveBundle("compare", compare)
+        log_to_stderr()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        config = uvicorn.Config(
+            protected_app(bundles, options),
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
+        _Server(config, bundles).run(sockets=[listening])
 
 
 def protected_app(bundles: dict[str, LiveBundle], options: ServeOptions) -> ASGIApp:
