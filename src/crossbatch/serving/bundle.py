@@ -15,13 +15,12 @@ import numpy as np
 import torch
 
 from crossbatch.config import Recipe
-from crossbatch.data.features import read_encoders
 from crossbatch.retrieval import ExactIndex, IVFIndex
 from crossbatch.serving import towers as stored_towers
 from crossbatch.serving.catalogue import StoredCatalogue
 from crossbatch.serving.manifest import BundleError, read_manifest, verify_files
 from crossbatch.serving.recommender import Recommender
-from crossbatch.serving.schema import read_schema, sample_tables
+from crossbatch.serving.schema import described, read_schema, sample_tables, schema_encoders
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +46,8 @@ class Bundle(Recommender):
         self.path, self.manifest = path, manifest
         document = json.loads((path / CONFIG).read_text(encoding="utf-8"))
         self.config: ModelConfig = Recipe.from_dict({"model": document["model"]}).model
-        self.user_features = read_schema(path / USERS)
+        encoders = schema_encoders(path / USERS)
+        self.user_features = described(read_schema(path / USERS), encoders)
         towers = stored_towers.user_side(
             self.config,
             sample_tables(self.user_features, rows=1),
@@ -61,7 +61,7 @@ class Bundle(Recommender):
             history_vectors=self._history_vectors(item_vectors),
             index=_index(path, item_vectors, manifest["index"]),
             history_length=document["history_length"],
-            user_encoders=read_encoders(path / USERS),
+            user_encoders=encoders,
         )
         self._check_sizes()
 

@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from crossbatch.data.features import encode_table, read_encoders
+from crossbatch.data.features import encode_table
 from crossbatch.data.folder import check_free
 from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import DataError
@@ -31,7 +31,7 @@ from crossbatch.serving.catalogue import all_items
 from crossbatch.serving.manifest import MANIFEST
 from crossbatch.serving.parity import Probe, drawn_users
 from crossbatch.serving.profiles import Profiles, feature_table
-from crossbatch.serving.schema import sample_tables
+from crossbatch.serving.schema import sample_tables, schema_encoders
 from crossbatch.serving.towers import ID_TABLE, USER_TOWER, item_side, map_tensors
 from crossbatch.serving.writing import Contents, IndexPlan, write_bundle
 
@@ -137,8 +137,7 @@ def encode_content(bundle: Bundle, items: pl.DataFrame) -> Tensor:
         )
     content = items.select(given)
     padded = pl.concat([content.clear(n=1), content])  # row 0 is padding
-    encoders = read_encoders(bundle.path / ITEMS)
-    features = encode_table(encoders, padded)
+    features = encode_table(schema_encoders(bundle.path / ITEMS), padded)
     tables = {name: feature_table(feature) for name, feature in features.items()}
     state = bundle.item_state()
     if ID_TABLE in state:

@@ -55,9 +55,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise BundleError(f"{path} is too large to be a bundle's manifest: export anew")
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_MANIFEST_BYTES + 1)
+        manifest = json.loads(text) if len(text) <= MAX_MANIFEST_BYTES else None
     except OSError:
         raise BundleError(
             f"{folder} is no bundle (no {MANIFEST}): make one with `crossbatch export RUN --out "
@@ -114,7 +114,13 @@ def verify_files(folder: Path, manifest: dict[str, Any], *, everything: bool) ->
 def _inside(folder: Path, name: str) -> Path:
     """Return the path of a listed file, which must lie in the bundle itself."""
     parts = PurePosixPath(name).parts
-    plain = name == "/".join(parts) and ".." not in parts and "\\" not in name and "\0" not in name
+    plain = (
+        bool(parts)
+        and name == "/".join(parts)
+        and ".." not in parts
+        and "\\" not in name
+        and "\0" not in name
+    )
     path = folder / name
     if not plain or name.startswith("/") or not path.resolve().is_relative_to(folder.resolve()):
         raise BundleError(f"{folder / MANIFEST} lists {name!r}, which is no file of the bundle")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from crossbatch.data.encoders import Encoder
+
 SHOWN_VALUES = 100  # of a vocabulary, most frequent first
 
 
@@ -37,24 +39,33 @@ def copy_schema(source: Path, target: Path, names: Sequence[str]) -> None:
 
 
 def read_schema(folder: Path) -> dict[str, Any]:
-    """Return kind and size of each feature and its commonest values; empty without a folder."""
+    """Return kind and size of each feature, as stored; empty without a folder."""
     if not (folder / SCHEMA).is_file():
         return {}
-    schema = json.loads((folder / SCHEMA).read_text(encoding="utf-8"))
+    schema: dict[str, Any] = json.loads((folder / SCHEMA).read_text(encoding="utf-8"))
     for entry in schema.values():
         if not entry["stem"].isalnum():
             raise BundleError(f"{folder / SCHEMA} names the file {entry['stem']!r}: export anew")
-    encoders = read_encoders(folder)
-    described = {}
+    return schema
+
+
+def schema_encoders(folder: Path) -> dict[str, Encoder]:
+    """Return the fitted encoders of a bundle's features."""
+    return read_encoders(folder) if read_schema(folder) else {}
+
+
+def described(schema: Mapping[str, Any], encoders: Mapping[str, Encoder]) -> dict[str, Any]:
+    """Return kind and size of each feature and its commonest values, for people and programs."""
+    facts = {}
     for name, entry in schema.items():
         vocabulary = encoders[name].vocabulary
-        described[name] = {
+        facts[name] = {
             "encoder": entry["encoder"],
             "kind": entry["kind"],
             "num_values": entry["num_values"],
             "values": [] if vocabulary is None else vocabulary.head(SHOWN_VALUES).to_list(),
         }
-    return described
+    return facts
 
 
 def sample_tables(schema: Mapping[str, Any], rows: int) -> dict[str, FeatureTable]:
