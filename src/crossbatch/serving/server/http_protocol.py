@@ -78,7 +78,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(400, "this is not a valid HTTP request")
 
     def _start_clock(self) -> None:
-        self._head_bytes = 0
+        if self._head_bytes is None:
+            self._head_bytes = 0
         if self._timer is None:
             self._timer = self.loop.call_later(
                 REQUEST_SECONDS, self._refuse, 408, "the request did not arrive in time"
