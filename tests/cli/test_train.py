@@ -132,7 +132,7 @@ def test_a_dataset_that_moved_is_found_by_data(crossbatch, workplace, tmp_path):
         ("evaluate data", "no run folder"),
         ("evaluate run --split train", "split must be one of valid, test"),
         ("recommend run", "either --history"),
-        ("recommend run --history nonsense", "no item of the dataset"),
+        ("recommend run --history nonsense", "no item of the catalogue"),
         ("recommend run --user 99999", "--user must be 0 to"),
     ],
 )
