@@ -165,11 +165,11 @@ def test_a_full_body_of_the_largest_size_is_read(server: RunningServer) -> None:
     assert server.ask("/recommend", body.ljust(256 * 1024)).status == 200
 
 
-@pytest.mark.parametrize("pieces", [1, 10])
+@pytest.mark.parametrize("pieces", [1, 2])
 def test_endless_heads_are_refused(server: RunningServer, pieces: int) -> None:
     with server.connect() as connection:
         head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * 40_000
-        step = len(head) // pieces
+        step = -(-len(head) // pieces)
         for start in range(0, len(head), step):
             connection.sendall(head[start : start + step])
         assert connection.recv(100).startswith(b"HTTP/1.1 431 ")
