@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from crossbatch.reports.runs import Run
     from crossbatch.reproduce.folder import GridFolder
 
-PARTS = ("runs", "probes", "search")
+PARTS = ("runs", "probes")  # of a search, search.json has every number
 FILES = ("grid.json", "baselines.json", "search.json", "settings.toml")
 PER_USER = ("recall@50", "ndcg_comirec@50", "ndcg@50")  # the gains that Table 1 shows
-EVAL_METRICS = ("recall@20", "recall@50", "ndcg@50", "ndcg_comirec@50")
-TRAIN_LINES = 24  # of a journal, evenly over training
-DIGITS = 5
+EVAL_METRICS = ("recall@50", "ndcg@50", "ndcg_comirec@50")
+TRAIN_LINES = 12  # of a journal, evenly over training
+DIGITS = 4
 
 
 def keep_records(folder: GridFolder, out: Path) -> list[Path]:
