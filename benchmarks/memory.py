@@ -20,10 +20,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from crossbatch.data import open_dataset
 from measure.floor import HIDDEN
 from measure.machine import describe
+from measure.report import header, table_line
 from measure.shape import FULL, MODELS, TINY, generated
 
 RECIPES = Path(__file__).parent.parent / "recipes" / "paper"
@@ -79,6 +81,16 @@ def opening(data: Path, repeats: int = 20) -> float:
     return statistics.median(times)
 
 
+def markdown(document: dict[str, Any]) -> str:
+    """One line a model, and the time to open the dataset."""
+    lines = header("training of", "peak MB", "aim", "")
+    for model, row in document["training"].items():
+        verdict = "ok" if row["peak_mb"] <= TARGET_MB else "missed"
+        lines.append(table_line(model, f"{row['peak_mb']:,.0f}", f"≤ {TARGET_MB:,}", verdict))
+    seconds = document["opening_seconds"]
+    return "\n".join([*lines, f"\nThe dataset opens in {1e3 * seconds:.1f} ms."])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="dataset folder; generated where absent")
@@ -97,17 +109,13 @@ def main() -> None:
         model: train(model, data, options.out / f"memory-{model}", options.steps)
         for model in options.models
     }
-    print(f"opening the dataset: {1e3 * seconds:.2f} ms")
-    for model, row in training.items():
-        verdict = "ok" if row["peak_mb"] <= TARGET_MB else "missed"
-        print(f"{model}: {row['peak_mb']:,.0f} MB (≤ {TARGET_MB:,}: {verdict})")
-    document = {
+    document: dict[str, Any] = {
         "machine": describe(),
         "quick": options.quick,
         "opening_seconds": seconds,
-        "target_mb": TARGET_MB,
         "training": training,
     }
+    print(markdown(document))
     (options.out / "memory.json").write_text(json.dumps(document, indent=1))
 
 

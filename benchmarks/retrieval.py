@@ -149,6 +149,11 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join([*lines, f"\nour search raised memory by {result['peak_mib']:.0f} MiB"])
 
 
+def summary(document: dict[str, Any]) -> str:
+    """All comparisons of a run, one table each."""
+    return "\n\n".join(markdown(result) for result in document["results"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--items", type=int, nargs="+", default=[313_966, 40_000, 10_000])

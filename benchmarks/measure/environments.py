@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import venv
 from pathlib import Path
@@ -13,7 +14,8 @@ REQUIREMENTS = ROOT / "benchmarks" / "peers"
 def peer_python(name: str, folder: Path = ROOT) -> Path:
     """The interpreter of `.venv-bench-{name}` in `folder`, with `requirements-{name}.txt` in it.
 
-    The environment is made anew when the list has changed.
+    The environment is made anew when the list has changed. Further arguments of pip, such as
+    another index for torch, come from the variable `PIP_ARGS`.
     """
     home = folder / f".venv-bench-{name}"
     requirements = REQUIREMENTS / f"requirements-{name}.txt"
@@ -23,7 +25,8 @@ def peer_python(name: str, folder: Path = ROOT) -> Path:
         print(f"installing {requirements.name} into {home} …", flush=True)
         venv.create(home, with_pip=True, clear=True)
         # --no-deps: the list is complete, and nothing may bring another torch
-        command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "-r"]
-        subprocess.run([*command, str(requirements)], check=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps"]
+        more = os.environ.get("PIP_ARGS", "").split()
+        subprocess.run([*command, *more, "-r", str(requirements)], check=True)
         ready.write_text(wanted)
     return python

@@ -93,16 +93,19 @@ def _target(target: Target, rows: Mapping[str, Row]) -> Document:
 
 def markdown(document: Document) -> str:
     """Three tables: the floor's parts, the steps, the ratios."""
-    return "\n\n".join([_speed(document), _floors(document), _steps(document), _ratios(document)])
+    parts = (speed_line, floor_table, step_table, ratio_table)
+    return "\n\n".join(part(document) for part in parts)
 
 
-def _speed(document: Document) -> str:
+def speed_line(document: Document) -> str:
+    """Where and how fast: machine, versions, what the probes measured."""
     machine = ", ".join(f"{key} {value}" for key, value in document["machine"].items())
     measured = ", ".join(f"{value:.2f} {key}" for key, value in document["speed"].items())
     return f"{machine}\nmeasured: {measured}"
 
 
-def _floors(document: Document) -> str:
+def floor_table(document: Document) -> str:
+    """What a step must do at least, and how long that takes here."""
     lines = header("floor of", "MFLOP", "rows", "MB", "10³ exp", "products", "rows", "exp", "ms")
     for label, floor in document["floors"].items():
         seconds = floor["seconds"]
@@ -117,7 +120,8 @@ def _floors(document: Document) -> str:
     return "\n".join(lines)
 
 
-def _steps(document: Document) -> str:
+def step_table(document: Document) -> str:
+    """CPU time of every row; ours over the floor."""
     lines = header("step", "CPU ms", "quartiles", "floor ms", "÷ floor", "aim", "")
     for label, row in document["rows"].items():
         if label in probes():
@@ -136,7 +140,8 @@ def _steps(document: Document) -> str:
     return "\n".join(lines)
 
 
-def _ratios(document: Document) -> str:
+def ratio_table(document: Document) -> str:
+    """Every target with what was measured."""
     lines = header("ratio", "measured", "quartiles", "aim", "")
     for target in document["targets"]:
         low, high = target["quartiles"]

@@ -51,7 +51,11 @@ class Worker:
                 env=os.environ | limits,
                 cwd=BENCHMARKS,
             )
-        hello = self._read()
+        try:
+            hello = self._read()
+        except RuntimeError:
+            self.close()
+            raise
         self.rows: list[str] = hello["rows"]
         self.versions: dict[str, str] = hello["versions"]
 
@@ -66,9 +70,8 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with self._process:  # closes its pipes, then waits
+            pass
 
     def _ask(self, **request: object) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -78,9 +81,9 @@ class Worker:
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"worker {self.name} ended; see {self.log}")
+        while not (line := self._process.stdout.readline()).startswith("{"):
+            if not line:  # otherwise a library's chatter
+                raise RuntimeError(f"worker {self.name} ended; see {self.log}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -1,0 +1,87 @@
+"""What the floor counts, against torch's own counter and against sums made by hand."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from measure.floor import Shape, Speed, Work, columns, work
+from peers.samples import BATCH_SIZE, DIM, Samples
+from peers.two_tower import TwoTower
+
+SHAPE = Shape()
+POSITIONS = 1_000
+
+
+def samples():
+    rng = np.random.default_rng(0)
+    items = rng.integers(1, 51, size=BATCH_SIZE)
+    history = rng.integers(1, 51, size=(BATCH_SIZE, 4))
+    return Samples(history, items, np.arange(51) % 7)
+
+
+def counted(negatives):
+    """Products that autograd makes for YouTube DNN and so many more encoded columns."""
+    data = samples()
+    model = TwoTower(data, sparse=False)
+    ids = torch.from_numpy(data.items)
+    with FlopCounterMode(display=False) as counter:
+        v = model.items(torch.cat([ids, torch.ones(negatives, dtype=torch.int64)]))
+        u = model.users(torch.from_numpy(data.history))
+        torch.logsumexp(u @ v.T, dim=1).sum().backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("sampler", "negatives"), [("in_batch", 0), ("mixed", 1152)])
+def test_products_are_those_of_autograd(sampler, negatives):
+    flop = work("youtube_dnn", sampler, SHAPE, POSITIONS, rows=1).flop
+    pooling = 4 * POSITIONS * DIM  # sums, no products
+    assert sum(flop.values()) - pooling == counted(negatives)
+
+
+def test_cached_columns_need_no_gradient_of_their_own():
+    in_batch = work("youtube_dnn", "in_batch", SHAPE, POSITIONS, rows=1).flop
+    cross_batch = work("youtube_dnn", "cross_batch", SHAPE, POSITIONS, rows=1).flop
+    more = {name: cross_batch[name] - in_batch[name] for name in in_batch}
+    products = 2 * 128 * 2432 * 64
+    assert more.pop("logits") == more.pop("user gradient") == products
+    assert not any(more.values())
+
+
+def test_uniform_scores_its_own_columns_and_encodes_the_positives_too():
+    assert columns("uniform", SHAPE).encoded == 1280 + 128
+    assert columns("uniform", SHAPE).total == columns("uniform", SHAPE).live == 1280
+
+
+def test_gru_by_hand():
+    """Three gates of input and state, thrice each; the first state of each row is zero."""
+    flop = work("gru4rec", "in_batch", SHAPE, POSITIONS, rows=1).flop["user tower"]
+    assert flop == 3 * 2 * (1_000 + 1_000 - 128) * 64 * 192
+
+
+def test_mind_grows_with_interests_and_rounds():
+    def flop(**sizes):
+        return work("mind", "in_batch", Shape(**sizes), POSITIONS, rows=1).flop["user tower"]
+
+    assert flop(K=2) < flop(K=4) < flop(K=8)
+    # One more round: a sum and an agreement for each interest and position; the map is made once.
+    assert flop(iterations=4) - flop(iterations=3) == 2 * 2 * 4 * POSITIONS * 64
+
+
+def test_exponentials_are_logits_gates_and_routing_weights():
+    def exponentials(model):
+        return work(model, "in_batch", SHAPE, POSITIONS, rows=1).exponentials
+
+    assert exponentials("youtube_dnn") == 128 * 128
+    assert exponentials("gru4rec") == 128 * 128 + 3 * 64 * POSITIONS
+    assert exponentials("mind") == 128 * 128 + 3 * 4 * POSITIONS
+
+
+def test_floor_adds_up_what_each_part_takes():
+    least = Work({"a": 3e9, "b": 1e9}, rows=1_000, d=64, exponentials=1e6)
+    seconds = least.seconds(
+        Speed(flop_per_second=1e9, bytes_per_second=1.536e6, seconds_per_exp=1e-6)
+    )
+    assert seconds == pytest.approx(
+        {"matrix products": 4.0, "rows": 1.0, "exponentials": 1.0, "floor": 6.0}
+    )
