@@ -11,6 +11,7 @@ import pytest
 from crossbatch.config import Recipe
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.reproduce.design import Design
+from crossbatch.reproduce.folder import GridFolder
 from crossbatch.reproduce.search import (
     SETTINGS,
     choose,
@@ -19,6 +20,8 @@ from crossbatch.reproduce.search import (
     search_cells,
     write_search,
 )
+
+from .conftest import page_tables
 
 DESIGN = Design(
     Recipe.from_dict({"model": {"history_dropout": 0.3}}),
@@ -93,20 +96,30 @@ def test_the_highest_mean_over_seeds_wins_for_each_combination(searched):
 
 def test_the_choice_is_written_with_every_number_and_read_back(searched):
     out = searched(lambda recipe, folder, seed: 0.1 + recipe.train.lr + recipe.loss.l2)
-    write_search(DESIGN, out)
-    document = json.loads((out / "search.json").read_text())
-    assert len(document["trials"]) == 2 * (len(SETTINGS) + len(SETTINGS) + 2)
-    assert all(len(trial["values"]) == 2 for trial in document["trials"])
+    write_search(DESIGN, GridFolder(out))
+    rows = json.loads((out / "search.json").read_text())["rows"]
+    assert len(rows) == 2 * (len(SETTINGS) + len(SETTINGS) + 2)
+    assert all(len(row["values"]) == 2 for row in rows)
     settings = read_settings(out / "settings.toml")
     assert settings == tomllib.loads((out / "settings.toml").read_text())
-    assert document["chosen"]["mind"]["in_batch"] == "dot-fast"
+    chosen = {(row["model"], row["strategy"]): row["setting"] for row in rows if row["chosen"]}
+    assert len(chosen) == 4
+    assert chosen["mind", "in_batch"] == "dot-fast"
+    table, settings_table = page_tables((out / "search.md").read_text())
+    line = next(line for line in table if line[:2] == ["MIND", "In-batch"])
+    assert line[table[0].index("dot-l2")] == "10.20"  # 0.1 + 0.001 + 0.001
+    assert line[table[0].index("dot-early")] == "–"
+    assert ["dot-fast", "`model.normalize=false` `loss.temperature=1.0` `train.lr=0.003`"] in (
+        settings_table
+    )
+    assert "**10.30**" in (out / "search.md").read_text()
     tuned = replace(DESIGN, settings=settings).cell("mind", "in_batch", 0).recipe
     assert (tuned.train.lr, tuned.model.normalize) == (0.003, False)
 
 
 def test_unfinished_trials_do_not_count_and_none_is_an_error(searched, tmp_path):
     with pytest.raises(DataError, match="no finished run"):
-        write_search(DESIGN, tmp_path / "empty")
+        write_search(DESIGN, GridFolder(tmp_path / "empty"))
     out = searched(lambda *_: 0.1)
     for path in out.glob("search/mind-in_batch-dot-s*/result.json"):
         path.unlink()

@@ -129,7 +129,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "lemma": Experiment(lambda request: request.design.probes(), _from_runs(write_lemma)),
     "search": Experiment(
         lambda request: search_cells(request.design),
-        lambda request: write_search(request.design, request.folder.path),
+        lambda request: write_search(request.design, request.folder),
     ),
     "all": Experiment(
         _all_cells, _from_runs(write_table1, write_table2, write_curves, write_drift, write_lemma)

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from crossbatch.reproduce.folder import GridFolder
 
 PARTS = ("runs", "probes")  # of a search, search.json has every number
-FILES = ("grid.json", "baselines.json", "search.json", "settings.toml")
+FILES = (
+    "grid.json", "baselines.json", "settings.toml", "search.json", "search.csv", "search.md",
+)  # fmt: skip
 PER_USER = ("recall@50", "ndcg_comirec@50", "ndcg@50")  # the gains that Table 1 shows
 EVAL_METRICS = ("recall@50", "ndcg@50", "ndcg_comirec@50")
 TRAIN_LINES = 12  # of a journal, evenly over training

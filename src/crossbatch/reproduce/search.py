@@ -1,7 +1,7 @@
 """Choose settings on validation users, from one table and in one way for every combination.
 
     run_grid(search_cells(design), dataset, out, jobs=2, watcher=SilentWatcher())
-    write_search(design, out)             # search.json and settings.toml
+    write_search(design, GridFolder(out))      # search.md, .csv, .json and settings.toml
 
 Test users are never looked at. Each model × strategy gets the setting of the highest validation
 metric, averaged over seeds; `--settings settings.toml` then applies it.
@@ -15,8 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.reports.cells import NOTHING
+from crossbatch.reports.markdown import pipe_table
 from crossbatch.reports.output import write_whole
+from crossbatch.reports.variants import MODEL_NAMES
 from crossbatch.reproduce.design import ITEM_GRADIENTS, Cell, Design, shortened
+from crossbatch.reproduce.folder import TITLES, GridFolder
+from crossbatch.reproduce.sheet import Sheet, write_sheet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -114,23 +119,47 @@ def choose(trials: Sequence[Trial]) -> dict[str, dict[str, Trial]]:
     return best
 
 
-def write_search(design: Design, out: Path) -> list[Path]:
-    """Write `search.json` with every number and `settings.toml` with the choice."""
-    trials = read_trials(design, out)
+def write_search(design: Design, folder: GridFolder) -> list[Path]:
+    """Write a page with every number (and as CSV and JSON), and `settings.toml` with the choice."""
+    trials = read_trials(design, folder.path)
     if not trials:
-        raise DataError(f"{out}/search holds no finished run; run the search with --data")
+        raise DataError(f"{folder.path}/search holds no finished run; run the search with --data")
     best, metric = choose(trials), design.base.train.metric
-    document = {
-        "metric": metric,
-        "steps": design.budget or STEPS,
-        "seeds": list(design.seeds),
-        "trials": [asdict(trial) | {"mean": trial.mean} for trial in trials],
-        "chosen": {m: {s: trial.setting for s, trial in row.items()} for m, row in best.items()},
-    }
-    return [
-        write_whole(out / "search.json", (json.dumps(document, indent=1) + "\n").encode()),
-        write_whole(out / "settings.toml", settings_toml(best, metric).encode()),
+    rows = [
+        asdict(trial) | {"mean": trial.mean, "chosen": best[trial.model][trial.strategy] is trial}
+        for trial in trials
     ]
+    note = (
+        f"Best validation {metric} of at most {design.budget or STEPS:,} steps, in per cent; mean "
+        f"over {len(design.seeds)} seed(s). Bold: chosen. Test users were not looked at."
+    )
+    parts = [_table(trials, best), note, "## Settings", _settings(trials)]
+    text = settings_toml(best, metric)
+    return [
+        *write_sheet(folder, Sheet("search", "Search for settings", parts, rows)),
+        write_whole(folder.path / "settings.toml", text.encode()),
+    ]
+
+
+def _table(trials: Sequence[Trial], best: Mapping[str, Mapping[str, Trial]]) -> str:
+    names = list(dict.fromkeys(trial.setting for trial in trials))
+    found = {(trial.model, trial.strategy, trial.setting): trial for trial in trials}
+    lines = []
+    for model, row in best.items():
+        for strategy, winner in row.items():
+            line = [MODEL_NAMES.get(model, model), TITLES.get(strategy, strategy)]
+            for name in names:
+                trial = found.get((model, strategy, name))
+                text = NOTHING if trial is None else f"{100 * trial.mean:.2f}"
+                line.append(f"**{text}**" if trial is winner else text)
+            lines.append(line)
+    return pipe_table(["Model", "Negatives", *names], lines, words=2)
+
+
+def _settings(trials: Sequence[Trial]) -> str:
+    overrides = {trial.setting: trial.overrides for trial in trials}
+    lines = [[name, "`" + "` `".join(values) + "`"] for name, values in overrides.items()]
+    return pipe_table(["Setting", "Overrides"], lines, words=2)
 
 
 def settings_toml(best: Mapping[str, Mapping[str, Trial]], metric: str) -> str:
