@@ -15,7 +15,7 @@ from crossbatch.reports.journal import Curve
 from crossbatch.reports.runs import read_run, read_runs
 from crossbatch.reports.variants import group_runs
 
-from .conftest import MakeRun, toy_journal
+from .conftest import MakeRun, run_config, toy_journal
 
 
 def test_training_plots_of_one_run(make_run: MakeRun) -> None:
@@ -82,3 +82,14 @@ def test_long_journals_are_thinned(make_run: MakeRun) -> None:
     (path / "journal.jsonl").write_text("\n".join(lines))
     plots = training_plots(group_runs(read_runs([path])), "recall@50")
     assert len(plots[0].lines[0].curve) == MAX_POINTS
+
+
+def test_data_sets_have_plots_of_their_own(make_run: MakeRun) -> None:
+    other = run_config("mind", {"name": "in_batch"}, 0)
+    other["dataset"] = {"path": "data/else", "checksum": "1"}
+    runs = read_runs([make_run("here"), make_run("there", config=other)])
+    plots = training_plots(group_runs(runs), "recall@50")
+    recalls = [plot for plot in plots if plot.name == "recall"]
+    titles = {plot.title for plot in recalls}
+    assert titles == {"Validation Recall@50 · toy", "Validation Recall@50 · else"}
+    assert all(len(plot.lines) == 1 for plot in recalls)

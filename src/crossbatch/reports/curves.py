@@ -3,7 +3,7 @@
     for plot in training_plots(group_runs(runs), headline="recall@50"):
         svg.line_chart(plot)
 
-With more than one model every plot is split by model, or twelve lines would lie on each other.
+With more than one model or data set every plot is split, or twelve lines would lie on each other.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def training_plots(variants: Sequence[Variant], headline: str) -> list[Plot]:
     ndcg = headline.replace("recall", "ndcg")
     colors = colors_of(variants)
     plots = []
-    for model, group in _by_model(variants).items():
-        suffix = f" · {model}" if model else ""
+    for place, group in _by_place(variants).items():
+        suffix = f" · {place}" if place else ""
         validation = [
             ("recall", headline, "step", "step", ""),
             ("ndcg", ndcg, "seconds", "minutes", ""),
@@ -113,12 +113,16 @@ def thin(curve: Curve, points: int = MAX_POINTS) -> Curve:
     return Curve(x, y)
 
 
-def _by_model(variants: Sequence[Variant]) -> dict[str, list[Variant]]:
-    """Variants by model name; one model needs no name in the titles."""
+def _by_place(variants: Sequence[Variant]) -> dict[str, list[Variant]]:
+    """Variants by model and data set; where all share one, it needs no name in the titles."""
+    models = {variant.first.model for variant in variants}
+    datasets = {variant.first.dataset for variant in variants}
     groups: dict[str, list[Variant]] = {}
     for variant in variants:
-        groups.setdefault(variant.model_name, []).append(variant)
-    return groups if len(groups) > 1 else {"": list(variants)}
+        model = variant.model_name if len(models) > 1 else ""
+        data = variant.first.dataset_name if len(datasets) > 1 else ""
+        groups.setdefault(" · ".join(filter(None, (model, data))), []).append(variant)
+    return groups
 
 
 def _lines(
