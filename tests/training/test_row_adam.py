@@ -2,14 +2,24 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crossbatch.models import EmbeddingTable
+from crossbatch.training import row_adam
 from crossbatch.training.row_adam import RowAdam
 from crossbatch.training.schedules import SCHEDULES
 
 ROWS, DIM = 30, 4
+
+
+@pytest.fixture(params=["torch", "numba"], autouse=True)
+def path(request, monkeypatch):
+    """Every test holds for both ways to the same numbers."""
+    if request.param == "numba":
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setattr(row_adam, "_kernels", lambda weight, compiled: None)
 
 
 def constant(lr: float):
@@ -68,7 +78,9 @@ def test_gradients_as_small_as_epsilon_follow_torch_adam_too():
     assert run_against_dense_adam("constant", scale=1e-8, steps=900) < 5e-4
 
 
-@settings(max_examples=15, deadline=None)
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(seed=st.integers(0, 10_000), steps=st.integers(1, 60))
 def test_dense_semantics_hold_from_the_first_step(seed, steps):
     assert run_against_dense_adam("constant", 1.0, steps, seed) < 5e-5

@@ -1,0 +1,31 @@
+"""`prefetch_line`: ask for a cache line before it is needed; for use in numba's compiled functions."""
+
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+NUMBER = ir.IntType(32)
+TO_WRITE, KEEP, DATA = NUMBER(1), NUMBER(3), NUMBER(1)
+
+
+def _line_of(typing_context: Any, table: Any, row: Any, column: Any) -> Any:
+    """The cache line of one element of `table` `[R, d]`, to be written to soon."""
+    del typing_context, row, column
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = cgutils.get_item_pointer(  # type: ignore[no-untyped-call]
+            context, builder, signature.args[0], array, list(arguments[1:])
+        )
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, NUMBER, NUMBER, NUMBER])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]
+        builder.call(prefetch, [builder.bitcast(place, cgutils.voidptr_t), TO_WRITE, KEEP, DATA])
+        return context.get_dummy_value()
+
+    return types.void(table, types.intp, types.intp), generate
+
+
+prefetch_line: Any = intrinsic(_line_of)
