@@ -1,4 +1,4 @@
-"""`prefetch_line`: ask for a cache line before it is needed; for use in numba's compiled functions."""
+"""`prefetch_line`: ask for a cache line before it is needed, inside compiled functions."""
 
 from typing import Any
 
