@@ -5,11 +5,15 @@ bundle = export_bundle("runs/first", "first.bundle")
 bundle.recommend([["i17", "i4"]], k=20)
 """
 
+from typing import TYPE_CHECKING
+
 from crossbatch.serving.bundle import Bundle, open_bundle
-from crossbatch.serving.export import export_bundle
 from crossbatch.serving.manifest import BundleError
 from crossbatch.serving.recommender import Recommender
 from crossbatch.serving.results import Recommendation, ScoredItem
+
+if TYPE_CHECKING:
+    from crossbatch.serving.export import export_bundle
 
 __all__ = [
     "Bundle",
@@ -20,3 +24,12 @@ __all__ = [
     "export_bundle",
     "open_bundle",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import `export_bundle` when asked for: it needs all of training, and a server does not."""
+    if name == "export_bundle":
+        from crossbatch.serving.export import export_bundle
+
+        return export_bundle
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
