@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -87,18 +88,24 @@ def trainer(chosen: Recipe, dataset: Dataset) -> Trainer:
 
 
 def count(model: str, sampler: str, shape: Shape, dataset: Dataset) -> Work:
-    """The work of one step, with positions and rows averaged over the first batches.
-
-    Rows are those of the id table: the categories' is small enough to stay in cache.
-    """
+    """The work of one step, with positions and rows averaged over the first batches."""
     drawn = columns(sampler, shape).encoded - shape.B
+    positions, rows = _touched(shape, drawn, dataset)
+    return work(model, sampler, shape, positions, rows)
+
+
+@cache
+def _touched(shape: Shape, drawn: int, dataset: Dataset) -> tuple[float, float]:
+    """Real positions and distinct items of a batch with so many drawn ones.
+
+    Items stand for rows of the id table; the categories' is small enough to stay in cache.
+    """
     generator = torch.Generator().manual_seed(0)
     positions = rows = 0
     batches = dataset.batches(shape.B, seed=0, history_length=shape.L)
     for batch in islice(batches, BATCHES_COUNTED):
         history = batch.history[batch.history != 0]
         uniform = torch.randint(1, dataset.num_items + 1, (drawn,), generator=generator)
-        encoded = torch.cat([batch.item_ids, uniform])
         positions += len(history)
-        rows += len(torch.cat([history, encoded]).unique())
-    return work(model, sampler, shape, positions / BATCHES_COUNTED, rows / BATCHES_COUNTED)
+        rows += len(torch.cat([history, batch.item_ids, uniform]).unique())
+    return positions / BATCHES_COUNTED, rows / BATCHES_COUNTED
