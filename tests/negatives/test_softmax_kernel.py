@@ -1,6 +1,5 @@
 """The compiled softmax against the definition in float64, which knows nothing of it."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +9,8 @@ from crossbatch.negatives import Candidates, fused
 from crossbatch.negatives.loss import row_losses
 
 pytest.importorskip("numba", exc_type=ImportError)
+
+import numpy as np
 
 from crossbatch.negatives.softmax_kernel import _exponentials, softmax_rows
 
