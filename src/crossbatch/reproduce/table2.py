@@ -31,7 +31,8 @@ METRICS = ("recall@50", "ndcg_comirec@50", "ndcg@50")
 BANKED = ("cross_batch", "balanced")
 NOTE = (
     "Means over seeds ± sample standard deviation, in per cent; bold: best of the column. "
-    "M = 0 is in-batch sampling. #neg counts the batch's own columns, as the paper does."
+    "M = 0 is in-batch sampling, with its own settings; all other sizes have the settings of their "
+    "strategy. #neg counts the batch's own columns, as the paper does."
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import json
+import os
 import shutil
 import sys
 import threading
@@ -60,7 +61,8 @@ def train(job: dict[str, Any]) -> None:
 
 
 def _stop_when_the_grid_does() -> None:
-    sys.stdin.read()
+    # Not through sys.stdin, whose lock a thread must not hold when the interpreter ends.
+    os.read(sys.stdin.fileno(), 1)
     _thread.interrupt_main()
 
 
