@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -95,6 +96,7 @@ def verify_files(folder: Path, manifest: dict[str, Any], *, everything: bool) ->
         name = path.relative_to(folder).as_posix()
         if path.is_file() and name not in listed and name[0] != ".":
             raise BundleError(f"{folder} holds {name}, of which its manifest knows nothing")
+    hashed: dict[Path, str] = {}
     for name, entry in manifest["files"].items():
         path = _inside(folder, name)
         if not path.is_file():
@@ -105,10 +107,15 @@ def verify_files(folder: Path, manifest: dict[str, Any], *, everything: bool) ->
                 f"{path} has {size} bytes instead of {entry['bytes']}: the bundle is damaged, "
                 "export anew"
             )
-        if (everything or not name.endswith(MAPPED)) and file_checksum(path) != entry["sha256"]:
-            raise BundleError(
-                f"{path} was altered: its checksum does not match the manifest, export anew"
-            )
+        if everything or not name.endswith(MAPPED):
+            hashed[path] = entry["sha256"]
+    with ThreadPoolExecutor() as threads:  # hashing lets go of the interpreter
+        found = threads.map(file_checksum, hashed)
+        for (path, expected), checksum in zip(hashed.items(), found, strict=True):
+            if checksum != expected:
+                raise BundleError(
+                    f"{path} was altered: its checksum does not match the manifest, export anew"
+                )
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,10 +31,14 @@ class ItemFacts:
         self._bundle = bundle
         self._counts = np.asarray(bundle.item_counts)
         self._bands = Popularity.from_counts(self._counts).band.numpy()
-        self.order = np.argsort(-self._counts[1:], kind="stable") + 1  # ids, the popular first
         self._remembered: dict[int, str] = {}
         self._search: TitleSearch | None = None
         self._building = threading.Lock()
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Item ids, the most popular first.  `[num_items]`."""
+        return np.argsort(-self._counts[1:], kind="stable") + 1
 
     def objects(self, ids: Sequence[int], members: Iterable[str] | None = None) -> list[str]:
         """Key, title, training count and popularity band of items as JSON objects.
