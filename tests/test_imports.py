@@ -9,6 +9,8 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "crossbatch"
 TORCH_ONLY = {"negatives", "models", "retrieval"}
 LAZY = {"faiss", "numba", "hnswlib"}  # inside functions of the torch-only packages
+# Files of functions that numba compiles: they need it, and are imported where they are used.
+KERNELS = {"routing_kernel", "softmax_kernel"}
 # Packages of ours that each package may import, besides itself.
 MAY_IMPORT = {
     "negatives": set(),
@@ -58,6 +60,10 @@ def test_imports_follow_the_design(path):
             assert ours != "cli" or package in {"cli", "__main__"}, f"{module}: nobody imports cli"
             allowed = MAY_IMPORT.get(package)
             assert allowed is None or ours in allowed | {package}, f"{package} imports {module}"
+            lazy = rest and rest[-1] in KERNELS
+            assert not (lazy and at_import), f"{module} must be imported where it is used"
+        elif path.stem in KERNELS:
+            assert top in sys.stdlib_module_names | {"numba", "numpy"}
         elif package in TORCH_ONLY and top not in sys.stdlib_module_names | {"torch"}:
             assert top in LAZY, f"{package} is torch only, but imports {module}"
             assert not at_import, f"{module} must be imported where it is used"
