@@ -12,6 +12,7 @@ left out, and that is said.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
 from dataclasses import dataclass, replace
@@ -70,6 +71,7 @@ CURVES = {
 
 def measure_line(points: dict[int, Point], rounds: int, seconds: float) -> dict[str, Any]:
     """CPU milliseconds of a step at every size: median and quartiles over turns."""
+    gc.collect()  # the tables of the line before
     steps, counts = {}, {}
     for size, point in points.items():
         if 2 * point.table_bytes > free_bytes():
