@@ -18,11 +18,11 @@ $(VENV)/bin/python:
 $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing crossbatch into $(VENV) (a minute or two) ..."
 	$(INSTALL) torch hatchling editables
-	$(INSTALL) --no-build-isolation -e '.[report]'
+	$(INSTALL) --no-build-isolation -e '.[fast,report,serve]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(INSTALL) --no-build-isolation -e '.[dev,fast,report,track]'
+	$(INSTALL) --no-build-isolation -e '.[ann,dev,e2e,fast,report,serve,track]'
 	@touch $@
 
 setup: $(VENV)/.dev  ## make .venv with everything that the other targets need
@@ -54,11 +54,7 @@ $(VENV)-torch/.ready: pyproject.toml constraints.txt
 	$(VENV)-torch/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@touch $@
 
-$(VENV)/.bench: $(VENV)/.dev
-	$(INSTALL) --no-build-isolation -e '.[bench]'
-	@touch $@
-
-bench: $(VENV)/.bench  ## ratios behind the performance claims; BENCH_ARGS=--quick for a smoke run
+bench: $(VENV)/.dev  ## ratios behind the performance claims; BENCH_ARGS=--quick for a smoke run
 	$(BIN)/python benchmarks/loss.py $(BENCH_ARGS)
 	$(BIN)/python benchmarks/retrieval.py $(BENCH_ARGS)
 	$(BIN)/python benchmarks/data_batches.py $(BENCH_ARGS)
