@@ -131,7 +131,7 @@ def test_items_come_and_go(crossbatch, workplace, tmp_path):
 MISTAKES = [
     ("export run --out bundle", "already exists: choose another --out or pass --overwrite"),
     ("export data --out new", "no run folder"),
-    ("export run --out data --overwrite", "no bundle.json, so --overwrite does not replace it"),
+    ("export run --out data --overwrite", "(no bundle.json), so --overwrite does not replace it"),
     ("export run --out new --index hnsw", "index must be one of auto, exact, ivf"),
     ("export run --out new --recall 2", "recall must be in (0, 1]"),
     ("recommend data --history x", "neither a bundle (no bundle.json) nor a run folder"),

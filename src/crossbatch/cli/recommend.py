@@ -170,13 +170,17 @@ def _show(
     *,
     as_json: bool,
 ) -> None:
-    if as_json:
-        import json
-        from dataclasses import asdict
-
-        document = {"items": [asdict(item) for item in items], "unknown": unknown}
-        typer.echo(json.dumps(document, indent=1, ensure_ascii=False))
+    if not as_json:
+        _print_table(history, targets, items)
         return
+    import json
+    from dataclasses import asdict
+
+    document = {"items": [asdict(item) for item in items], "unknown": unknown}
+    typer.echo(json.dumps(document, indent=1, ensure_ascii=False))
+
+
+def _print_table(history: list[str], targets: list[int], items: list[ScoredItem]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

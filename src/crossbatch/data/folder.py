@@ -63,7 +63,9 @@ def check_free(target: Path, *, overwrite: bool = False, marker: str = MANIFEST)
     if not overwrite:
         raise DataError(f"{target} already exists: choose another --out or pass --overwrite")
     if not (target / marker).is_file() and not _is_empty(target):
-        raise DataError(f"{target} has no {marker}, so --overwrite does not replace it")
+        raise DataError(
+            f"{target} is not a dataset or bundle (no {marker}), so --overwrite does not replace it"
+        )
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:

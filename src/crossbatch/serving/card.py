@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,16 +39,16 @@ A two-tower recommender: a history of items in, a ranked list of items out.
 
 
 def _use(bundle: Bundle, facts: dict[str, Any]) -> str:
-    keys = ",".join(bundle.item_keys(range(1, min(3, bundle.num_items + 1))))
+    keys = bundle.item_keys(range(1, min(3, bundle.num_items + 1)))
     return f"""## Use
 
 ```
-crossbatch recommend THIS_FOLDER --history {keys} -k 10
+crossbatch recommend THIS_FOLDER --history {quote(",".join(keys))} -k 10
 ```
 
 ```python
 from crossbatch.serving import open_bundle
-open_bundle("THIS_FOLDER").recommend([{keys.split(",")!r}], k=10)
+open_bundle("THIS_FOLDER").recommend([{keys!r}], k=10)
 ```
 """
 

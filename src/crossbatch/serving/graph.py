@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, DataError
 from crossbatch.models import FeatureTable
 from crossbatch.serving.profiles import Profiles, with_profiles
 from crossbatch.serving.schema import sample_tables
@@ -119,8 +119,14 @@ def export_graph(graph: UserGraph, history_length: int) -> torch.export.Exported
         if graph.schema.get(name, {}).get("kind") == MULTI:
             shapes[position] = {0: torch.export.Dim.DYNAMIC}
     varying = (shapes[0], tuple(shapes[1:])) if len(shapes) > 1 else (shapes[0],)
-    with torch.no_grad():
-        return torch.export.export(graph, example, dynamic_shapes=varying, strict=False)
+    try:
+        with torch.no_grad():
+            return torch.export.export(graph, example, dynamic_shapes=varying, strict=False)
+    except Exception as error:  # torch raises all sorts of its own here
+        reason = str(error).strip().splitlines()[0]
+        raise DataError(
+            f"torch.export cannot trace this model ({reason}): pass --no-graph"
+        ) from error
 
 
 def write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[str]) -> None:

@@ -190,6 +190,23 @@ def _changed(
     progress: Progress,
 ) -> Bundle:
     """A bundle with the items `kept` of another, padding among them, and new ones after them."""
+    index = bundle.manifest["index"]
+    cells = bundle.index if isinstance(bundle.index, IVFIndex) else None
+    formats = {"pt2": graphs.PT2, "onnx": graphs.ONNX}
+    return write_bundle(
+        out,
+        _contents(bundle, kept, keys, titles, vectors),
+        _probe(bundle, kept),
+        IndexPlan(index["asked"], index["target"], cells),
+        graph_formats=[name for name, file in formats.items() if file in bundle.manifest["files"]],
+        overwrite=overwrite,
+        progress=progress,
+    )
+
+
+def _contents(
+    bundle: Bundle, kept: np.ndarray, keys: list[str], titles: list[str], vectors: Tensor
+) -> Contents:
     trained = kept[kept <= bundle.manifest["items"]["trained"]]
     if len(trained) < 2:
         raise DataError("no item of the training would be left: a bundle needs at least one")
@@ -197,13 +214,9 @@ def _changed(
     state = bundle.item_state()
     if ID_TABLE in state:
         state[ID_TABLE] = state[ID_TABLE][torch.from_numpy(trained)]
-    change = {
-        "from": bundle.version,
-        "added": len(keys),
-        "removed": bundle.num_items + 1 - len(kept),
-    }
-    origin = bundle.manifest["origin"]
-    contents = Contents(
+    origin, removed = bundle.manifest["origin"], bundle.num_items + 1 - len(kept)
+    change = {"from": bundle.version, "added": len(keys), "removed": removed}
+    return Contents(
         name=bundle.name,
         config=bundle.config,
         history_length=bundle.history_length,
@@ -217,18 +230,6 @@ def _changed(
         trained=len(trained) - 1,
         features=bundle.path / "features",
         origin=origin | {"changes": [*origin.get("changes", []), change]},
-    )
-    index = bundle.manifest["index"]
-    cells = bundle.index if isinstance(bundle.index, IVFIndex) else None
-    formats = {"pt2": graphs.PT2, "onnx": graphs.ONNX}
-    return write_bundle(
-        out,
-        contents,
-        _probe(bundle, kept),
-        IndexPlan(index["asked"], index["target"], cells),
-        graph_formats=[name for name, file in formats.items() if file in bundle.manifest["files"]],
-        overwrite=overwrite,
-        progress=progress,
     )
 
 
