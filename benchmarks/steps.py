@@ -61,7 +61,7 @@ def main() -> None:
     data = options.data or options.out / ("data-tiny" if options.quick else "data-full")
     dataset = generated(data, TINY if options.quick else FULL)
     run = Run(dataset, options.out, options.venvs, re.compile(options.only))
-    rows = run.our_rows(options.threads)
+    rows = run.our_rows(1 if options.quick else options.threads)
     if not (options.no_peers or options.quick):
         rows += run.peer_rows()
     warm_up(rows, quick=options.quick)
