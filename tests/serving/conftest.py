@@ -80,6 +80,13 @@ def content_bundle(content_run: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
+def light_bundle(content_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The same without exported graphs, which take most of the time."""
+    out = tmp_path_factory.mktemp("bundles") / "light"
+    return export_bundle(content_run, out, graph_formats=())
+
+
+@pytest.fixture(scope="session")
 def id_bundle(id_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     out = tmp_path_factory.mktemp("bundles") / "ids"
     return export_bundle(id_run, out, graph_formats=())

@@ -9,9 +9,9 @@ from crossbatch.serving.batch import recommend_users
 
 
 @pytest.fixture
-def users(content_bundle):
+def users(light_bundle):
     """Users of every sort: long, short, unknown, empty, null; with features and without."""
-    keys = content_bundle.item_keys(range(201))
+    keys = light_bundle.item_keys(range(201))
     histories = [keys[1 : 1 + length] for length in (3, 1, 40, 7, 2)]
     return pl.DataFrame(
         {
@@ -44,7 +44,7 @@ def listed(path):
 
 @pytest.mark.parametrize("source", [".parquet", ".csv", ".jsonl"])
 @pytest.mark.parametrize("target", [".parquet", ".csv", ".jsonl"])
-def test_equals_one_by_one(content_bundle, users, tmp_path, monkeypatch, source, target):
+def test_equals_one_by_one(light_bundle, users, tmp_path, monkeypatch, source, target):
     monkeypatch.setattr(batch_module, "CHUNK_USERS", 3)
     monkeypatch.setattr(batch_module, "CHUNK_CELLS", 45)
     path, out = tmp_path / f"users{source}", tmp_path / f"lists{target}"
@@ -54,21 +54,19 @@ def test_equals_one_by_one(content_bundle, users, tmp_path, monkeypatch, source,
         users.with_columns(pl.col("history").list.join(",")).write_csv(path)
     else:
         users.write_ndjson(path)
-    tally = recommend_users(content_bundle, path, out, k=6)
-    assert listed(out) == one_by_one(content_bundle, users, 6)
+    tally = recommend_users(light_bundle, path, out, k=6)
+    assert listed(out) == one_by_one(light_bundle, users, 6)
     assert (tally.users, tally.items, tally.unknown, tally.popular) == (7, 53, 0, 2)
     assert tally.rows == 42
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([path.name, out.name])
 
 
-def test_options_reach_the_lists(content_bundle, users, tmp_path):
+def test_options_reach_the_lists(light_bundle, users, tmp_path):
     users.write_parquet(tmp_path / "u.parquet")
     recommend_users(
-        content_bundle, tmp_path / "u.parquet", tmp_path / "l.parquet", k=3, exclude_seen=False
+        light_bundle, tmp_path / "u.parquet", tmp_path / "l.parquet", k=3, exclude_seen=False
     )
-    assert listed(tmp_path / "l.parquet") == one_by_one(
-        content_bundle, users, 3, exclude_seen=False
-    )
+    assert listed(tmp_path / "l.parquet") == one_by_one(light_bundle, users, 3, exclude_seen=False)
 
 
 def test_user_ids_keep_their_type_and_item_ids_may_be_numbers(id_bundle, tmp_path):

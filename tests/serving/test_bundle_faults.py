@@ -15,7 +15,7 @@ from crossbatch.serving import BundleError, open_bundle
 from crossbatch.serving.manifest import MANIFEST, read_manifest, write_manifest
 
 FUZZ = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -96,7 +96,7 @@ def test_blanks_in_the_manifest_are_harmless(victim):
         path.write_text(whole)
 
 
-@FUZZ
+@settings(FUZZ, max_examples=40)
 @given(data=st.data())
 def test_a_consistent_forgery_is_refused_or_opens_but_never_crashes(victim, data):
     """Someone rewrote a file and the manifest with it: any error is a `BundleError`."""

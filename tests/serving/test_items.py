@@ -30,24 +30,24 @@ NEW = pl.DataFrame(
 
 
 @pytest.fixture(scope="module")
-def larger(content_bundle, tmp_path_factory):
-    return add_items(content_bundle, NEW, tmp_path_factory.mktemp("larger") / "bundle")
+def larger(light_bundle, tmp_path_factory):
+    return add_items(light_bundle, NEW, tmp_path_factory.mktemp("larger") / "bundle")
 
 
-def test_new_items_stand_after_the_old_ones(content_bundle, larger):
+def test_new_items_stand_after_the_old_ones(light_bundle, larger):
     assert larger.num_items == 202
-    assert larger.item_keys([200, 201, 202]) == [*content_bundle.item_keys([200]), "new1", "new2"]
+    assert larger.item_keys([200, 201, 202]) == [*light_bundle.item_keys([200]), "new1", "new2"]
     assert larger.item_titles([201, 202]) == ["Silver Harbour", "new2"]
     assert larger.item_ids(["new2", "new1"]).tolist() == [202, 201]
     assert larger.item_counts[201:].tolist() == [0, 0]
-    assert torch.equal(larger.item_vectors[:201], content_bundle.item_vectors)
+    assert torch.equal(larger.item_vectors[:201], light_bundle.item_vectors)
     assert larger.manifest["items"] == {"count": 202, "trained": 200}
     (change,) = larger.manifest["origin"]["changes"]
-    assert change == {"from": content_bundle.version, "added": 2, "removed": 0}
+    assert change == {"from": light_bundle.version, "added": 2, "removed": 0}
     assert "2 of them added by their content" in (larger.path / "README.md").read_text()
 
 
-def test_a_content_vector_is_the_tower_with_the_mean_id(content_saved, content_bundle):
+def test_a_content_vector_is_the_tower_with_the_mean_id(content_saved, light_bundle):
     """By hand: an old item's content, with the mean id row instead of its own."""
     tower = content_saved.towers.item_tower
     counts = torch.from_numpy(np.array(content_saved.dataset.item_counts)).double()
@@ -58,7 +58,7 @@ def test_a_content_vector_is_the_tower_with_the_mean_id(content_saved, content_b
         joined = torch.cat([mean.float().expand(200, -1), content], dim=1)
         expected = torch.nn.functional.normalize(tower.layers(joined), dim=1)
     raw = raw_items(content_saved.dataset)
-    torch.testing.assert_close(encode_content(content_bundle, raw), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(encode_content(light_bundle, raw), expected, atol=1e-4, rtol=1e-4)
 
 
 def raw_items(dataset):
@@ -81,13 +81,13 @@ def test_the_mean_id_vector_counts_each_item_as_often_as_it_was_chosen():
     assert mean_id_vector(table, np.array([0, 0, 0])).tolist() == [0.0, 0.0]
 
 
-def test_a_removed_item_leaves_no_trace(content_bundle, larger, tmp_path):
-    gone = content_bundle.item_keys([1, 77, 200])
+def test_a_removed_item_leaves_no_trace(light_bundle, larger, tmp_path):
+    gone = light_bundle.item_keys([1, 77, 200])
     smaller = remove_items(larger, gone, tmp_path / "bundle")
     assert smaller.num_items == 199
     assert smaller.item_ids(gone).tolist() == [0, 0, 0]
     assert smaller.manifest["items"] == {"count": 199, "trained": 197}
-    history = content_bundle.item_keys([5, 9])
+    history = light_bundle.item_keys([5, 9])
     (found,) = smaller.recommend([history], 199 - 2)
     (before,) = larger.recommend([history], 202 - 2)
     expected = [item.key for item in before.items if item.key not in gone]
@@ -96,15 +96,15 @@ def test_a_removed_item_leaves_no_trace(content_bundle, larger, tmp_path):
     assert unknown.unknown == [gone[0]]
 
 
-def test_out_and_in_again_is_the_content_vector(content_saved, content_bundle, tmp_path):
+def test_out_and_in_again_is_the_content_vector(content_saved, light_bundle, tmp_path):
     """Items withheld from training come back by content, through the raw table."""
     raw = raw_items(content_saved.dataset).rename({"key": "item"})
     chosen = raw.filter(pl.Series(np.array(content_saved.dataset.item_counts)[1:] == 0))
     assert len(chosen) == 10
-    without = remove_items(content_bundle, chosen["item"].to_list(), tmp_path / "a")
+    without = remove_items(light_bundle, chosen["item"].to_list(), tmp_path / "a")
     again = add_items(without, chosen, tmp_path / "b")
     ids = torch.from_numpy(again.item_ids(chosen["item"].to_list()))
-    expected = encode_content(content_bundle, chosen)  # nobody chose them: the mean is the same
+    expected = encode_content(light_bundle, chosen)  # nobody chose them: the mean is the same
     torch.testing.assert_close(again.item_vectors[ids], expected)
     assert again.manifest["items"] == {"count": 200, "trained": 190}
     assert [change["removed"] for change in again.manifest["origin"]["changes"]] == [10, 0]
@@ -142,6 +142,21 @@ def test_added_items_say_nothing_in_histories_read_through_ids(tied, tmp_path):
     assert [item.key for item in after.items] == kept
 
 
+def test_graphs_follow_the_items(content_bundle, tmp_path):
+    """The graph reads item ids, and these have moved."""
+    gone = content_bundle.item_keys([1])
+    smaller = remove_items(content_bundle, gone, tmp_path / "bundle")
+    program = torch.export.load(smaller.path / "user_tower.pt2").module()
+    history = torch.zeros(2, 20, dtype=torch.long)
+    history[:, :2] = torch.tensor([[4, 8], [9, 0]])
+    numeric, categorical = torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)
+    old = torch.where(history > 0, history + 1, 0)
+    before = torch.export.load(content_bundle.path / "user_tower.pt2").module()
+    torch.testing.assert_close(
+        program(history, numeric, categorical), before(old, numeric, categorical)
+    )
+
+
 def test_the_cells_of_an_approximate_index_are_kept(content_run, tmp_path):
     pytest.importorskip("faiss")
     bundle = export_bundle(content_run, tmp_path / "a", index="ivf", recall=0.9, graph_formats=())
@@ -166,24 +181,24 @@ def test_the_cells_of_an_approximate_index_are_kept(content_run, tmp_path):
         (NEW.select("item", colour=pl.lit("red")), "columns item, colour"),
     ],
 )
-def test_items_that_cannot_be_added(content_bundle, tmp_path, table, message):
+def test_items_that_cannot_be_added(light_bundle, tmp_path, table, message):
     with pytest.raises(DataError, match=message):
-        add_items(content_bundle, table, tmp_path / "bundle")
+        add_items(light_bundle, table, tmp_path / "bundle")
     assert not list(tmp_path.iterdir())
 
 
-def test_other_mistakes_are_named(content_bundle, id_bundle, tmp_path):
-    known = NEW.with_columns(item=pl.Series(content_bundle.item_keys([1, 2])))
+def test_other_mistakes_are_named(light_bundle, id_bundle, tmp_path):
+    known = NEW.with_columns(item=pl.Series(light_bundle.item_keys([1, 2])))
     with pytest.raises(DataError, match="2 of the items are in the bundle"):
-        add_items(content_bundle, known, tmp_path / "bundle")
+        add_items(light_bundle, known, tmp_path / "bundle")
     with pytest.raises(DataError, match="knows ids only"):
         add_items(id_bundle, NEW, tmp_path / "bundle")
     with pytest.raises(DataError, match="1 of the items are not in the bundle: 'nobody'"):
-        remove_items(content_bundle, ["nobody"], tmp_path / "bundle")
+        remove_items(light_bundle, ["nobody"], tmp_path / "bundle")
     with pytest.raises(DataError, match="needs at least one"):
         remove_items(id_bundle, id_bundle.item_keys(range(1, 201)), tmp_path / "bundle")
     with pytest.raises(DataError, match="already exists"):
-        add_items(content_bundle, NEW, content_bundle.path)
+        add_items(light_bundle, NEW, light_bundle.path)
     assert not list(tmp_path.iterdir())
 
 

@@ -20,6 +20,7 @@ SINKS: dict[str, Callable[[pl.LazyFrame, Path], Any]] = {
     ".csv": lambda frame, path: frame.sink_csv(path),
     ".jsonl": lambda frame, path: frame.sink_ndjson(path),
 }
+PART_ROWS = 1 << 19
 
 
 @contextmanager
@@ -45,14 +46,23 @@ def table_file(
         raise ConfigError(f"the folder of {out} does not exist: make it first")
     parts = Path(tempfile.mkdtemp(prefix=f".{out.name}.parts-", dir=out.parent))
     written: list[Path] = []
+    waiting: list[pl.DataFrame] = []
 
     def add(rows: pl.DataFrame) -> None:
+        waiting.append(rows)
+        if sum(map(len, waiting)) >= PART_ROWS:
+            flush()
+
+    def flush() -> None:
         path = parts / f"{len(written):09d}.parquet"
-        rows.write_parquet(path)
+        pl.concat(waiting).write_parquet(path)
         written.append(path)
+        waiting.clear()
 
     try:
         yield add
+        if waiting:
+            flush()
         if not written:
             raise DataError(f"there was nothing to write to {out}")
         whole = parts / f"whole{out.suffix}"
