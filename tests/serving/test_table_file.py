@@ -23,9 +23,14 @@ def test_pieces_become_one_file_in_order(tmp_path, monkeypatch, part_rows):
 def test_a_failure_leaves_what_was_there(tmp_path):
     out = tmp_path / "t.parquet"
     out.write_text("before")
-    with pytest.raises(KeyboardInterrupt), table_file(out, overwrite=True) as add:
-        add(pl.DataFrame({"x": [1]}))
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with table_file(out, overwrite=True) as add:
+            add(pl.DataFrame({"x": [1]}))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert out.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
 
