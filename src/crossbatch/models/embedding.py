@@ -20,12 +20,12 @@ class Read:
 
     Attributes:
         ids: `[n]` rows of the table.
-        bags: `[n]` the sum that each row went into, or None where row i became `rows[i]`.
+        bags: `[n]` the sum that each row went into; or how many consecutive rows each sum is of.
         rows: `[m, d]` what the towers saw, a leaf of the graph: its gradient is that of the rows.
     """
 
     ids: Tensor
-    bags: Tensor | None
+    bags: Tensor | int
     rows: Tensor
 
 
@@ -83,7 +83,7 @@ class EmbeddingTable(nn.Module):
         flat = ids.reshape(-1)
         self.keeper.before_read(flat)
         rows = self.weight.detach().index_select(0, flat)
-        return self._kept(flat, None, rows).view(*ids.shape, -1)
+        return self._kept(flat, 1, rows).view(*ids.shape, -1)
 
     def sum(self, ids: Tensor) -> Tensor:
         """Sums `[B, d]` over the rows of each line of ids `[B, L]`."""
@@ -95,8 +95,7 @@ class EmbeddingTable(nn.Module):
         self.keeper.before_read(flat)
         # Padding rows are zeros; naming them would take embedding_bag off its fast path.
         sums = functional.embedding_bag(ids, self.weight.detach(), mode="sum")
-        bags = torch.arange(ids.shape[0], device=ids.device).repeat_interleave(ids.shape[1])
-        return self._kept(flat, bags, sums)
+        return self._kept(flat, ids.shape[1], sums)
 
     def mean(self, ids: Tensor, offsets: Tensor) -> Tensor:
         """Mean row `[N, d]` of each of N bags; bag n is `ids[offsets[n]:offsets[n + 1]]`.
@@ -113,7 +112,7 @@ class EmbeddingTable(nn.Module):
         bags = torch.arange(len(sizes), device=ids.device).repeat_interleave(sizes)
         return self._kept(ids, bags, sums) / sizes.clamp(min=1).unsqueeze(1)
 
-    def _kept(self, ids: Tensor, bags: Tensor | None, rows: Tensor) -> Tensor:
+    def _kept(self, ids: Tensor, bags: Tensor | int, rows: Tensor) -> Tensor:
         assert self.keeper is not None
         if torch.is_grad_enabled() and self.weight.requires_grad:
             self.keeper.after_read(Read(ids, bags, rows.requires_grad_()))

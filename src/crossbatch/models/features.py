@@ -67,7 +67,7 @@ class FeatureTable:
 
     def rows(self, ids: Tensor) -> Tensor:
         """The values of rows `ids` `[N]`: `[N]` or `[N, n]`, on the device of the ids."""
-        return self.values[ids.to(self.values.device)].to(ids.device)
+        return self.values.index_select(0, ids.to(self.values.device)).to(ids.device)
 
     def bags(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The values of multi-valued rows `[N]`, one after the other, and where each row begins."""

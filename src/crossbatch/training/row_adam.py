@@ -116,9 +116,7 @@ class RowAdam:
     def _total(self, found: list[tuple[Read, Tensor]]) -> tuple[Tensor, Tensor]:
         """Distinct rows `[n]` and the sum of their gradients `[n, d]`."""
         ids = torch.cat([read.ids for read, _ in found])
-        gradients = torch.cat(
-            [grad if read.bags is None else grad.index_select(0, read.bags) for read, grad in found]
-        )
+        gradients = torch.cat([_of_each_id(read, gradient) for read, gradient in found])
         if self.table.padding_row is not None:
             real = (ids != self.table.padding_row).nonzero().squeeze(1)
             ids, gradients = ids[real], gradients.index_select(0, real)
@@ -153,11 +151,18 @@ class RowAdam:
         padding = -1 if self.table.padding_row is None else self.table.padding_row
         count = 0
         for read, gradient in found:
-            bags = NO_BAGS if read.bags is None else read.bags.numpy()
+            per_bag = read.bags if isinstance(read.bags, int) else 1
             count, _ = kernels.add_up(
-                read.ids.numpy(), bags, gradient.contiguous().numpy(), padding,
-                self._slots, self._rows, self._totals, count,
-            )  # fmt: skip
+                read.ids.numpy(),
+                NO_BAGS if isinstance(read.bags, int) else read.bags.numpy(),
+                per_bag,
+                gradient.contiguous().numpy(),
+                padding,
+                self._slots,
+                self._rows,
+                self._totals,
+                count,
+            )
         rates = np.array(
             [
                 self._skipped.alpha[step],
@@ -275,6 +280,13 @@ class RowAdam:
             b = (h[start + i] * beta2 ** (i / 2)).unsqueeze(1)
             total += (a / (root * b + self.eps)).to(total.dtype)
         return total
+
+
+def _of_each_id(read: Read, gradient: Tensor) -> Tensor:
+    """Gradients `[n, d]` of the rows that went into sums with gradients `[m, d]`."""
+    if isinstance(read.bags, int):
+        return gradient if read.bags == 1 else gradient.repeat_interleave(read.bags, dim=0)
+    return gradient.index_select(0, read.bags)
 
 
 def _around_the_mean(M: dict[int, Tensor], second: Tensor, eps: float) -> Tensor:

@@ -49,6 +49,7 @@ def _prefetch(row: int, w: Array, m: Array, v: Array) -> None:
 def add_up(
     ids: Array,
     bags: Array,
+    per_bag: int,
     gradient: Array,
     padding: int,
     slots: Array,
@@ -60,7 +61,8 @@ def add_up(
 
     Args:
         ids: `[n]` rows of the table.
-        bags: `[n]` rows of `gradient`; empty where these are 0 … n − 1.
+        bags: `[n]` rows of `gradient`, or empty:
+        per_bag: number of consecutive ids for each row of `gradient`.
         gradient: `[m, d]`.
         padding: Row to leave out, or −1.
         slots: `[R]` int32, place of each row in `rows`, −1 for none.
@@ -79,7 +81,7 @@ def add_up(
         row = ids[n]
         if row == padding:
             continue
-        source = gradient[bags[n]] if bags.shape[0] else gradient[n]
+        source = gradient[bags[n]] if bags.shape[0] else gradient[n // per_bag]
         slot = slots[row]
         if slot < 0:
             slots[row] = count
