@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from crossbatch.data.strings import StringTable
 
 
+MAX_REMEMBERED = 1 << 16  # keys, some 10 MB
+
+
 def key_hashes(keys: Sequence[str]) -> np.ndarray:
     """Return a hash of each key that is the same everywhere and for ever.  `[n]`, uint64."""
     digests = b"".join(_digest(key) for key in keys)
@@ -49,9 +52,21 @@ class KeyIndex:
 
     def __init__(self, keys: StringTable, hashes: np.ndarray, rows: np.ndarray) -> None:
         self._keys, self._hashes, self._rows = keys, hashes, rows
+        self._remembered: dict[str, int] = {}  # keys asked for lately: popular items come again
 
     def find(self, wanted: Sequence[str]) -> np.ndarray:
         """Return the row of each key, 0 where it is unknown.  `[len(wanted)]`, int64."""
+        remembered = self._remembered
+        new = [key for key in wanted if key not in remembered]
+        if len(remembered) + len(new) > MAX_REMEMBERED:
+            # A fresh dictionary, for another thread may be reading the old one.
+            remembered = self._remembered = {}
+            new = list(wanted)
+        if new:
+            remembered.update(zip(new, self._search(new).tolist(), strict=True))
+        return np.fromiter((remembered[key] for key in wanted), np.int64, len(wanted))
+
+    def _search(self, wanted: Sequence[str]) -> np.ndarray:
         hashes = key_hashes(wanted)
         places = np.searchsorted(self._hashes, hashes)
         found = np.zeros(len(wanted), dtype=np.int64)

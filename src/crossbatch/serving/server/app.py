@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from crossbatch.serving.server import problems
 from crossbatch.serving.server.answers import Recommend, Similar
+from crossbatch.serving.server.json_route import JsonRoute
 from crossbatch.serving.server.limits import (
     MAX_K,
     MAX_OFFSET,
@@ -42,6 +43,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
         404: "No such item.",
         408: "The body did not arrive in time.",
         413: "The body is too large.",
+        415: "The body is not said to be JSON.",
         422: "A value cannot be honoured.",
         503: "Too many requests wait; come back after Retry-After seconds.",
         504: "The answer took too long.",
@@ -76,11 +78,6 @@ def build_app(service: Service) -> FastAPI:
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
-    @app.post(
-        "/recommend",
-        response_model=RecommendResponse,
-        responses=_errors(400, 401, 408, 413, 422, 503, 504),
-    )
     async def recommend(request: RecommendRequest) -> Response:
         """The best items for a history; items that are unknown are reported and left out."""
         query = Recommend(
@@ -92,6 +89,15 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             explain=request.explain,
         )
         return Response((await service.ask(query)).body, media_type=JSON)
+
+    app.router.add_api_route(
+        "/recommend",
+        recommend,
+        methods=["POST"],
+        response_model=RecommendResponse,
+        responses=_errors(400, 401, 408, 413, 415, 422, 503, 504),
+        route_class_override=JsonRoute,
+    )
 
     @app.get(
         "/similar",

@@ -6,6 +6,7 @@ Messages speak of the request; what went wrong inside is for the log.
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from fastapi import Response
@@ -16,7 +17,7 @@ from crossbatch.errors import ConfigError
 from crossbatch.serving.server.batching import Overloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fastapi import FastAPI, Request
 
@@ -24,7 +25,7 @@ RETRY_SECONDS = 1
 OVERLOADED = "the server is busy; try again in a second"
 TOO_LATE = "the answer took too long; try again, or ask for less"
 INTERNAL = "something went wrong inside the server; its log tells more"
-MESSAGES = {404: "there is nothing here", 405: "this path does not take that method"}
+UNSAID = {404: "there is nothing here", 405: "this path does not take that method"}
 
 
 def problem(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -35,17 +36,25 @@ def problem(status: int, message: str, headers: Mapping[str, str] | None = None)
     )
 
 
+def answer(error: Exception) -> Response:
+    """The answer to a request that ended with `error`."""
+    for kind, answer_to in ANSWERS.items():
+        if isinstance(error, kind):
+            return answer_to(error)
+    return problem(500, INTERNAL)
+
+
 def install(app: FastAPI) -> None:
-    """Answer all exceptions of `app` in the same form."""
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ConfigError, _mistake)
-    app.add_exception_handler(Overloaded, _overloaded)
-    app.add_exception_handler(TimeoutError, _too_late)
-    app.add_exception_handler(Exception, _fault)
+    """Let `app` answer all exceptions in this form."""
+
+    def handle(request: Request, error: Exception) -> Response:
+        return answer(error)
+
+    for kind in (*ANSWERS, Exception):
+        app.add_exception_handler(kind, handle)
 
 
-def _invalid(request: Request, error: Exception) -> Response:
+def _invalid(error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
@@ -55,25 +64,17 @@ def _invalid(request: Request, error: Exception) -> Response:
     return problem(422, f"{where}: {first['msg']}" if where else str(first["msg"]))
 
 
-def _http(request: Request, error: Exception) -> Response:
+def _http(error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = MESSAGES.get(error.status_code, error.detail)
-    if error.status_code == 404 and request.scope.get("route") is not None:
-        message = error.detail  # a known path: it is the item that was not found
+    unsaid = error.detail == HTTPStatus(error.status_code).phrase
+    message = UNSAID.get(error.status_code, error.detail) if unsaid else error.detail
     return problem(error.status_code, message, error.headers)
 
 
-def _mistake(request: Request, error: Exception) -> Response:
-    return problem(422, str(error))
-
-
-def _overloaded(request: Request, error: Exception) -> Response:
-    return problem(503, OVERLOADED, {"Retry-After": str(RETRY_SECONDS)})
-
-
-def _fault(request: Request, error: Exception) -> Response:
-    return problem(500, INTERNAL)
-
-
-def _too_late(request: Request, error: Exception) -> Response:
-    return problem(504, TOO_LATE)
+ANSWERS: dict[type[Exception], Callable[[Exception], Response]] = {
+    RequestValidationError: _invalid,
+    HTTPException: _http,
+    ConfigError: lambda error: problem(422, str(error)),
+    Overloaded: lambda _: problem(503, OVERLOADED, {"Retry-After": str(RETRY_SECONDS)}),
+    TimeoutError: lambda _: problem(504, TOO_LATE),
+}
