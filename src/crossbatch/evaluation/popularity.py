@@ -11,6 +11,22 @@ from torch import Tensor
 BANDS = ("cold", "tail", "mid", "head")
 
 
+def popularity_bands(item_counts: npt.ArrayLike | Tensor) -> np.ndarray:
+    """Band of each item of `[num_items + 1]` training frequencies, as in `Popularity`; int8."""
+    counts = np.asarray(item_counts)[1:]
+    order = np.argsort(-counts, kind="stable")
+    sums = np.cumsum(counts[order])  # whole numbers, so exact
+    total = sums[-1] if len(sums) else 0
+    before = sums - counts[order]  # interactions that fall on more popular items; ascending
+    starts = np.searchsorted(3 * before, [0, total, 2 * total])
+    band = np.full(len(counts) + 1, BANDS.index("cold"), dtype=np.int8)
+    for name, start in zip(("head", "mid", "tail"), starts, strict=True):
+        band[1 + order[start:]] = BANDS.index(name)
+    band[1:][counts == 0] = BANDS.index("cold")
+    band[0] = -1
+    return band
+
+
 @dataclass(frozen=True, slots=True)
 class Popularity:
     """Popularity of each item id, from training counts.
@@ -27,19 +43,10 @@ class Popularity:
     def from_counts(cls, item_counts: npt.ArrayLike | Tensor) -> Self:
         """Build from `[num_items + 1]` training frequencies; entry 0 is padding."""
         counts = np.asarray(item_counts, dtype=np.float64)[1:]
-        order = np.argsort(-counts, kind="stable")
-        before = np.empty(len(counts))
-        before[order] = np.cumsum(counts[order]) - counts[order]
-        total = counts.sum()  # `before` of it fall on more popular items; whole numbers, so exact
-        band = np.select(
-            [counts == 0, 3 * before >= 2 * total, 3 * before >= total],
-            [BANDS.index("cold"), BANDS.index("tail"), BANDS.index("mid")],
-            default=BANDS.index("head"),
-        )
         _, inverse, ties = np.unique(-counts, return_inverse=True, return_counts=True)
         rank = (np.cumsum(ties) - ties / 2)[inverse] / max(len(counts), 1)
         return cls(
-            band=torch.from_numpy(np.concatenate([[-1], band])),
+            band=torch.from_numpy(popularity_bands(item_counts).astype(np.int64)),
             rank=torch.from_numpy(np.concatenate([[0.0], rank])),
         )
 

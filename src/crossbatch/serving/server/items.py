@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crossbatch.evaluation.popularity import BANDS, Popularity
+from crossbatch.evaluation.popularity import BANDS, popularity_bands
 from crossbatch.serving.server.title_search import TitleSearch
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ItemFacts:
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
         self._counts = np.asarray(bundle.item_counts)
-        self._bands = Popularity.from_counts(self._counts).band.numpy()
+        self._bands = popularity_bands(self._counts)
         self._remembered: dict[int, str] = {}
         self._search: TitleSearch | None = None
         self._building = threading.Lock()

@@ -101,10 +101,10 @@ def serve(path: Path, options: ServeOptions, *, compare: Path | None = None) -> 
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
-        # What is loaded now stays. Left to the collector, its search for garbage among half a
-        # million objects would stop all requests for a tenth of a second, again and again.
-        gc.collect()
+        # What is loaded now stays. Searching half a million objects for garbage would stop all
+        # requests for a tenth of a second, again and again.
         gc.freeze()
+        gc.enable()
         _Server(config, bundles).run(sockets=[listening])
 
 
