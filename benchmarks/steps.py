@@ -26,8 +26,8 @@ from measure.rows import Run
 from measure.shape import FULL, MODELS, SAMPLERS, TINY, count, generated
 from measure.workers import Row, interleave
 
-# Ours until the bank is full; dense semantics until Adam's bias corrections have settled.
-WARMUP, WARMUP_DENSE, WARMUP_PEERS = 24, 600, 4
+# Before timing: until tables and moments are in memory, banks full and Adam's corrections settled.
+WARMUP_STEPS, WARMUP_SECONDS = 600, 20.0
 
 
 def parsed() -> argparse.Namespace:
@@ -46,11 +46,8 @@ def parsed() -> argparse.Namespace:
 def warm_up(rows: list[Row], *, quick: bool) -> None:
     """Build every row, take its first steps and set the length of its turns."""
     for row in rows:
-        ours = "crossbatch" in row.worker.versions and row.label not in probes()
-        steps = WARMUP if ours else WARMUP_PEERS
-        if row.label.endswith("dense Adam"):
-            steps = WARMUP_DENSE
-        row.worker.prepare(row.name, 2 if quick else steps)
+        steps = 2 if quick or row.label in probes() else WARMUP_STEPS
+        row.worker.prepare(row.name, steps, WARMUP_SECONDS)
         row.choose_count(2 if quick else None)
         print(f"{row.label} is warm", flush=True)
 

@@ -59,9 +59,9 @@ class Worker:
         self.rows: list[str] = hello["rows"]
         self.versions: dict[str, str] = hello["versions"]
 
-    def prepare(self, row: str, warmup: int) -> None:
-        """Build a row and take its first, untimed steps."""
-        self._ask(prepare=row, warmup=warmup)
+    def prepare(self, row: str, warmup: int, seconds: float) -> None:
+        """Build a row and take its first steps, untimed: `warmup`, or what the time allows."""
+        self._ask(prepare=row, warmup=warmup, seconds=seconds)
 
     def steps(self, row: str, count: int) -> tuple[float, float]:
         """CPU and wall seconds of one of `count` steps."""

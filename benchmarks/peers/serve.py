@@ -1,7 +1,7 @@
 """A worker's side of an interleaved run: build what is asked for, step when told, report CPU time.
 
-    {"prepare": "in-batch", "warmup": 20}   ->   {"ready": "in-batch"}
-    {"steps": "in-batch", "count": 64}      ->   {"cpu": 0.11, "wall": 0.11}
+    {"prepare": "in-batch", "warmup": 400, "seconds": 5}   ->   {"ready": "in-batch"}
+    {"steps": "in-batch", "count": 64}                     ->   {"cpu": 0.11, "wall": 0.11}
 
 One JSON document a line on standard input and output. Runs in any environment that has Python.
 """
@@ -36,12 +36,21 @@ def serve(rows: Mapping[str, Callable[[], Step]], packages: tuple[str, ...]) -> 
         request = json.loads(line)
         if name := request.get("prepare"):
             steps[name] = rows[name]()
-            repeat(steps[name], request["warmup"])
+            warm_up(steps[name], request["warmup"], request["seconds"])
             answer(ready=name)
         else:
             cpu, wall = time.process_time(), time.perf_counter()
             repeat(steps[request["steps"]], request["count"])
             answer(cpu=time.process_time() - cpu, wall=time.perf_counter() - wall)
+
+
+def warm_up(step: Step, count: int, seconds: float) -> None:
+    """Take two steps, then more until there were `count` of them or the seconds have passed."""
+    end = time.perf_counter() + seconds
+    for number in range(count):
+        if number >= 2 and time.perf_counter() > end:
+            return
+        step()
 
 
 def repeat(step: Step, count: int) -> None:

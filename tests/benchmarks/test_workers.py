@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from measure.workers import Row, Worker, interleave
+from peers.serve import warm_up
 
 FAKE = """
 import time
@@ -38,7 +39,7 @@ def test_cpu_time_counts_work_and_not_waiting(worker):
     assert worker.rows == ["busy", "idle", "broken"]
     assert set(worker.versions) == {"torch"}
     for name in ("busy", "idle"):
-        worker.prepare(name, 1)
+        worker.prepare(name, 1, 9.0)
     cpu, wall = worker.steps("busy", 10)
     assert cpu == pytest.approx(0.002, rel=0.5)
     assert wall >= 0.002
@@ -49,7 +50,7 @@ def test_cpu_time_counts_work_and_not_waiting(worker):
 def test_rows_take_turns(worker):
     rows = [Row("a", worker, "busy"), Row("b", worker, "idle")]
     for row in rows:
-        worker.prepare(row.name, 0)
+        worker.prepare(row.name, 0, 0.0)
         row.choose_count(3)
     interleave(rows, 4)
     assert [len(row.cpu) for row in rows] == [4, 4]
@@ -59,5 +60,12 @@ def test_rows_take_turns(worker):
 
 def test_a_worker_that_ends_says_where_to_look(worker):
     with pytest.raises(RuntimeError, match=r"fake_peer ended; see .*log"):
-        worker.prepare("broken", 1)
+        worker.prepare("broken", 1, 9.0)
     assert "no such data" in worker.log.read_text()
+
+
+@pytest.mark.parametrize(("count", "seconds", "expected"), [(5, 9.0, 5), (50, 0.0, 2), (1, 0.0, 1)])
+def test_warming_up_ends_by_steps_or_by_time(count, seconds, expected):
+    taken = []
+    warm_up(lambda: taken.append(1), count, seconds)
+    assert len(taken) == expected
