@@ -8,8 +8,8 @@ import pytest
 
 from .conftest import BENCHMARKS
 
+pytestmark = pytest.mark.slow
 RESULTS = {
-    "steps": ("rows", "floors", "targets", "speed"),
     "growth": ("curves",),
     "validation": ("models",),
     "memory": ("training", "opening_seconds"),
@@ -17,37 +17,36 @@ RESULTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    return tmp_path_factory.mktemp("out")
-
-
 def run(script, *words):
     command = [sys.executable, str(BENCHMARKS / f"{script}.py"), "--quick", *map(str, words)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", RESULTS)
-def test_results_are_written(script, out):
+def results(script, out):
     printed = run(script, "--out", out)
+    assert "|" in printed
     document = json.loads((out / f"{script}.json").read_text())
     assert document["quick"] is True
     assert document["machine"]["cores"] >= 1
+    return document
+
+
+@pytest.mark.parametrize("script", RESULTS)
+def test_results_are_written(script, tmp_path):
+    document = results(script, tmp_path)
     assert all(document[key] for key in RESULTS[script])
-    assert "|" in printed
 
 
-@pytest.mark.slow
-def test_every_model_and_sampler_has_a_floor_below_its_time(out):
-    document = json.loads((out / "steps.json").read_text())
+def test_every_model_and_sampler_has_a_floor_below_its_time(tmp_path):
+    document = results("steps", tmp_path)
     assert len(document["floors"]) == 12
     for label, floor in document["floors"].items():
         assert 0 < floor["seconds"]["floor"] < min(document["rows"][label]["cpu"])
+    assert document["targets"]
+    assert (tmp_path / "steps.svg").read_text().startswith("<?xml")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", ["loss", "data_prepare"])
-def test_other_benchmarks_run(script, out):
-    words = ["--out", out / "loss.json"] if script == "loss" else []
+def test_other_benchmarks_run(script, tmp_path):
+    words = ["--out", tmp_path / "loss.json"] if script == "loss" else []
     assert run(script, *words)
