@@ -45,6 +45,9 @@ def serve(
     max_queue: Annotated[
         int, typer.Option(min=1, help="Requests that may wait; further ones get status 503.")
     ] = 512,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")
+    ] = False,
 ) -> None:
     """Serve recommendations over HTTP, and a page that shows them.
 
@@ -66,6 +69,7 @@ def serve(
         watch=watch,
         timeout=timeout,
         max_queue=max_queue,
+        quiet=quiet,
     )
     run(bundle, options, compare=compare)
 

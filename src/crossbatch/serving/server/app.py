@@ -131,7 +131,8 @@ def _add_items(app: FastAPI, service: Service) -> None:
         bundle: Slot = "main",
     ) -> Response:
         """Items by title, by id, or, without either, the most popular ones."""
-        facts = service.slot(bundle).serving.facts
+        live = service.slot(bundle)
+        facts = live.serving.facts
         if id is not None:
             found, unknown = await service.look_up(lambda: facts.by_keys(id))
             more = False
@@ -140,6 +141,7 @@ def _add_items(app: FastAPI, service: Service) -> None:
             found, more = await service.look_up(
                 lambda: facts.page(search, limit=limit, offset=offset)
             )
+            service.prepare(live)
         rest = json.dumps({"more": more, "unknown": unknown})[1:]
         return Response(f'{{"items":[{",".join(found)}],{rest}', media_type=JSON)
 

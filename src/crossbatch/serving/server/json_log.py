@@ -46,11 +46,11 @@ def request_line(request_id: str, method: str, path: str, status: int, seconds: 
         )
 
 
-def log_to_stderr() -> None:
-    """Send our events, and uvicorn's warnings, to standard error as JSON."""
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Send our events from `level` on, and uvicorn's warnings, to standard error as JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    for name, least in ((log.name, logging.INFO), ("uvicorn.error", logging.WARNING)):
+    for name, least in ((log.name, level), ("uvicorn.error", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(least)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import ipaddress
+import logging
 import socket
 import sys
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class ServeOptions:
         timeout: Seconds after which an answer comes too late.
         max_batch: The most requests of one search.
         max_queue: The most requests that may wait for one.
+        quiet: Log warnings and errors only.
     """
 
     host: str = "127.0.0.1"
@@ -56,6 +58,7 @@ class ServeOptions:
     timeout: float = 10.0
     max_batch: int = 64
     max_queue: int = 512
+    quiet: bool = False
 
     def __post_init__(self) -> None:
         """Refuse to be open to the network by accident."""
@@ -87,7 +90,7 @@ def serve(path: Path, options: ServeOptions, *, compare: Path | None = None) -> 
         bundles = {"main": LiveBundle("main", path)}
         if compare is not None:
             bundles["compare"] = LiveBundle("compare", compare)
-        log_to_stderr()
+        log_to_stderr(logging.WARNING if options.quiet else logging.INFO)
         sys.setswitchinterval(SWITCH_SECONDS)
         config = uvicorn.Config(
             protected_app(bundles, options),
@@ -145,8 +148,10 @@ class _Server(uvicorn.Server):
         assert sockets is not None
         host, port = sockets[0].getsockname()[:2]
         names = {slot: live.serving.name_and_version for slot, live in self._bundles.items()}
-        shown = f"[{host}]" if ":" in host else host
-        event("listening", url=f"http://{shown}:{port}", bundles=names)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        event("listening", url=url, bundles=names)
+        sys.stdout.write(f"Open {url} in a browser; Ctrl-C stops.\n")
+        sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         event("stopping")

@@ -102,6 +102,11 @@ class Service:
         finally:
             self._lookups_waiting -= 1
 
+    def prepare(self, live: LiveBundle) -> None:
+        """Build the search over titles in the background: whoever looks at items will want it."""
+        if not live.serving.facts.searchable:
+            self._lookups.submit(live.serving.facts.titles)
+
     async def reload(self) -> None:
         """Take up the bundles that lie at the paths now, one after the other."""
         async with self._reloading:
