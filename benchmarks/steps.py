@@ -19,7 +19,7 @@ from pathlib import Path
 
 from measure.environments import ROOT
 from measure.floor import Shape
-from measure.machine import describe, probes
+from measure.machine import PROBES, describe
 from measure.plots import draw_steps
 from measure.report import markdown, summary
 from measure.rows import Run
@@ -46,7 +46,7 @@ def parsed() -> argparse.Namespace:
 def warm_up(rows: list[Row], *, quick: bool) -> None:
     """Build every row, take its first steps and set the length of its turns."""
     for row in rows:
-        steps = 2 if quick or row.label in probes() else WARMUP_STEPS
+        steps = 2 if quick or row.label in PROBES else WARMUP_STEPS
         row.worker.prepare(row.name, steps, WARMUP_SECONDS)
         row.choose_count(2 if quick else None)
         print(f"{row.label} is warm", flush=True)

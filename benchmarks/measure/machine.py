@@ -1,10 +1,11 @@
 """Where numbers come from: the machine's description, and its speed at the three things that count.
 
-Each function of `PROBES` does a fixed amount of work; its CPU time gives a speed.
+Each probe does a fixed amount of work; its CPU time gives a speed.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from importlib.metadata import version
@@ -19,18 +20,24 @@ if TYPE_CHECKING:
 GEMM_SIDE = 768  # three matrices of 2.4 MB: in cache, and large enough for full speed
 COPY_FLOATS = 32 << 20  # 128 MB: far beyond any cache
 EXP_SHAPE = (128, 2560)  # the logits of a cross-batch step
+# What one call does: FLOP, bytes read and written, exponentials.
+PROBES = {
+    "GEMM": 2.0 * GEMM_SIDE**3,
+    "copy": 2.0 * 4 * COPY_FLOATS,
+    "exp": float(math.prod(EXP_SHAPE)),
+}
 
 
-def probes() -> dict[str, tuple[Callable[[], object], float]]:
-    """Name → (function, work per call): FLOP, bytes read and written, exponentials."""
-    left, right, product = (torch.randn(GEMM_SIDE, GEMM_SIDE) for _ in range(3))
-    source, target = torch.ones(COPY_FLOATS), torch.zeros(COPY_FLOATS)
+def probe(name: str) -> Callable[[], object]:
+    """A function that does the work of `PROBES[name]`."""
+    if name == "GEMM":
+        left, right, product = (torch.randn(GEMM_SIDE, GEMM_SIDE) for _ in range(3))
+        return lambda: torch.mm(left, right, out=product)
+    if name == "copy":
+        source, target = torch.ones(COPY_FLOATS), torch.zeros(COPY_FLOATS)
+        return lambda: target.copy_(source)
     logits, exponentials = torch.randn(EXP_SHAPE), torch.empty(EXP_SHAPE)
-    return {
-        "GEMM": (lambda: torch.mm(left, right, out=product), 2.0 * GEMM_SIDE**3),
-        "copy": (lambda: target.copy_(source), 2.0 * 4 * COPY_FLOATS),
-        "exp": (lambda: torch.exp(logits, out=exponentials), float(logits.numel())),
-    }
+    return lambda: torch.exp(logits, out=exponentials)
 
 
 def describe(packages: tuple[str, ...] = ("torch", "numpy")) -> dict[str, str | int | float]:

@@ -15,7 +15,7 @@ import torch
 
 from crossbatch.data import Dataset, open_dataset
 from measure.floor import Shape
-from measure.machine import probes
+from measure.machine import PROBES, probe
 from measure.shape import MODELS, SAMPLERS, recipe, trainer
 from peers.serve import Step, serve
 
@@ -42,8 +42,7 @@ def main() -> None:
         f"{model} {sampler} {adam}": partial(prepared, model, sampler, adam, dataset)
         for model, sampler, adam in product(MODELS, SAMPLERS, ("lazy", "dense"))
     }
-    for name, (probe, _) in probes().items():
-        rows[name] = partial(lambda probe: probe, probe)
+    rows |= {name: partial(probe, name) for name in PROBES}
     serve(rows, ("crossbatch", "torch", "numpy"))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from measure.machine import probes
+from measure.machine import PROBES
 from measure.report import quartiles
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def draw_steps(document: dict[str, Any], path: Path) -> None:
     rows = {
         label: [1e3 * value for value in quartiles(row["cpu"])]
         for label, row in document["rows"].items()
-        if label not in probes()
+        if label not in PROBES
     }
     figure = Figure(figsize=(8, 0.8 + 0.24 * len(rows)), layout="constrained")
     axes = figure.subplots()

@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from measure.floor import Speed
-from measure.machine import probes
+from measure.machine import PROBES
 from measure.targets import FLOOR_TARGETS, TARGETS, Target
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def speed(rows: Mapping[str, Row]) -> Speed:
     """The machine's speed from the probes' turns."""
-    rates = {
-        name: amount / statistics.median(rows[name].cpu) for name, (_, amount) in probes().items()
-    }
+    rates = {name: amount / statistics.median(rows[name].cpu) for name, amount in PROBES.items()}
     return Speed(rates["GEMM"], rates["copy"], 1 / rates["exp"])
 
 
@@ -98,10 +96,15 @@ def markdown(document: Document) -> str:
 
 
 def speed_line(document: Document) -> str:
-    """Where and how fast: machine, versions, what the probes measured."""
+    """Where and how fast: machine, versions of everybody, what the probes measured."""
     machine = ", ".join(f"{key} {value}" for key, value in document["machine"].items())
+    found: dict[str, dict[str, None]] = {}
+    for row in document["rows"].values():
+        for package, version in row["versions"].items():
+            found.setdefault(package, {})[version] = None
+    versions = ", ".join(f"{package} {' and '.join(all_)}" for package, all_ in found.items())
     measured = ", ".join(f"{value:.2f} {key}" for key, value in document["speed"].items())
-    return f"{machine}\nmeasured: {measured}"
+    return f"Machine: {machine}.\n\nVersions: {versions}.\n\nMeasured in the same run: {measured}."
 
 
 def floor_table(document: Document) -> str:
@@ -124,7 +127,7 @@ def step_table(document: Document) -> str:
     """CPU time of every row; ours over the floor."""
     lines = header("step", "CPU ms", "quartiles", "floor ms", "÷ floor", "aim", "")
     for label, row in document["rows"].items():
-        if label in probes():
+        if label in PROBES:
             continue
         low, middle, high = (1e3 * value for value in quartiles(row["cpu"]))
         cells = [f"{middle:.2f}", f"{low:.2f}-{high:.2f}"]

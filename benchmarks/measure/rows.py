@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from measure.environments import peer_python
-from measure.machine import probes
+from measure.machine import PROBES
 from measure.shape import MODELS, SAMPLERS
 from measure.workers import Row, Worker
 
@@ -52,7 +52,7 @@ class Run:
 
     def our_rows(self, threads: int) -> list[Row]:
         """Every model × sampler; YouTube DNN and in-batch with dense Adam and more threads too."""
-        wanted: dict[int, dict[str, str]] = {1: {name: name for name in probes()}}
+        wanted: dict[int, dict[str, str]] = {1: {name: name for name in PROBES}}
         for model, sampler in product(MODELS, SAMPLERS):
             label = f"{model} {sampler}"
             wanted[1][label] = f"{label} lazy"
@@ -83,7 +83,7 @@ class Run:
             yield from rows
 
     def _ours(self, threads: int, labels: dict[str, str]) -> list[Row]:
-        found = {k: v for k, v in labels.items() if k in probes() or self.only.search(k)}
+        found = {k: v for k, v in labels.items() if k in PROBES or self.only.search(k)}
         if not found:
             return []
         words = ["--data", str(self.dataset.path.resolve()), "--threads", str(threads)]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from measure.floor import Work
-from measure.machine import probes
+from measure.machine import PROBES
 from measure.report import markdown, quartiles, summary
 from measure.targets import Target
 from measure.workers import Row
@@ -21,9 +21,8 @@ def row(label, cpu, wall=None):
 
 
 def measured():
-    work = {name: amount for name, (_, amount) in probes().items()}
-    seconds = {"GEMM": work["GEMM"] / 1e11, "copy": work["copy"] / 1e10, "exp": work["exp"] * 1e-9}
-    rows = [row(name, [value] * 3) for name, value in seconds.items()]
+    speeds = {"GEMM": 1e11, "copy": 1e10, "exp": 1e9}
+    rows = [row(name, [PROBES[name] / value] * 3) for name, value in speeds.items()]
     rows += [
         row("youtube_dnn in_batch", [0.001, 0.002, 0.003]),
         row("youtube_dnn cross_batch", [0.002, 0.003, 0.005]),
