@@ -5,8 +5,9 @@
 
 Server and client are two processes on the same cores. For each size of the catalogue the client
 first keeps 64 connections busy (the most that the server can do), then sends requests on a fixed
-schedule and counts each latency from the moment at which its request was due. A request is one
-history of 20 items and asks for 20 recommendations with titles.
+schedule (`--rate` for the first size, at most half of what it can do for the others) and counts
+each latency from the moment at which its request was due. A request is one history of 20 items and
+asks for 20 recommendations with titles.
 
 Wall-clock numbers mean something on an otherwise idle machine only; the load average is printed.
 The server's CPU time per request does not depend on others as much.
@@ -70,7 +71,7 @@ class Server:
         self._log = log.open("w+")
         started = time.perf_counter()
         command = [sys.executable, "-m", "crossbatch", "serve", str(bundle), "--port", "0"]
-        self.process = subprocess.Popen(command, stderr=self._log)
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._log)
         self.port = self._wait_for_port(log)
         with urllib.request.urlopen(f"http://localhost:{self.port}/health") as reply:
             assert reply.status == 200
@@ -123,7 +124,7 @@ def measure(items: int, args: argparse.Namespace) -> Row:
         before = server.cpu_seconds()
         most = uvloop.run(at_once(server.port, requests, seconds=args.seconds))
         cpu = server.cpu_seconds() - before
-        rate = min(args.rate, 0.7 * most.rate()) if items != args.items[0] else args.rate
+        rate = args.rate if items == args.items[0] else min(args.rate, 0.5 * most.rate())
         steady = uvloop.run(at_rate(server.port, requests, rate=rate, seconds=args.seconds))
         return _row(items, index, server, most, cpu, rate, steady)
     finally:

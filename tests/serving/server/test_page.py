@@ -130,6 +130,16 @@ def test_choose_by_typing_and_see_recommendations(tab: Tab, server: RunningServe
     expect(page.locator("#history li")).to_have_count(0)
 
 
+def test_enter_means_what_was_typed_not_what_is_still_shown(tab: Tab) -> None:
+    page = tab.open()
+    page.focus("#search")
+    expect(page.locator("#found [role=option]")).to_have_count(12)  # the most popular
+    page.keyboard.type("schindlers")
+    page.keyboard.press("Enter")
+    expect(page.locator("#history li")).to_have_count(1)
+    assert history(page) == ["m4"]
+
+
 def test_the_address_tells_everything(tab: Tab) -> None:
     page = tab.open()
     page.locator(".tiles button").first.click()
@@ -154,7 +164,7 @@ def test_the_address_tells_everything(tab: Tab) -> None:
 def test_an_id_with_a_comma_survives_the_address(tab: Tab) -> None:
     page = tab.open()
     page.fill("#search", "a,b/c?d=1&e")
-    page.locator("#found [role=option]").first.click()
+    page.locator("#found [role=option]", has_text="Comma").click()
     expect(page.locator("#history li")).to_have_count(1)
     page.reload()
     expect(page.locator("#history .title")).to_have_text("Comma & Co.1999")

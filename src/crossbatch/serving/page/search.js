@@ -13,6 +13,7 @@ export function startSearch({ add, dropLast, fail }) {
   let active = -1;
   let timer = 0;
   let running = null;
+  let fresh = false; // whether the list is that of what the field says
 
   const close = () => {
     list.hidden = true;
@@ -36,6 +37,7 @@ export function startSearch({ add, dropLast, fail }) {
   };
   const show = (items, searched) => {
     options = items;
+    fresh = true;
     const rows = items.map((item, place) => {
       const taken = state.history.includes(item.id);
       return h(
@@ -69,7 +71,15 @@ export function startSearch({ add, dropLast, fail }) {
     }
   };
 
+  // Somebody who types faster than the server answers means what they typed, not what they see.
+  const chooseFirst = async () => {
+    clearTimeout(timer);
+    await ask();
+    if (fresh && field.value.trim() && options.length) choose(0);
+  };
+
   field.addEventListener("input", () => {
+    fresh = false;
     clearTimeout(timer);
     timer = setTimeout(ask, PAUSE);
   });
@@ -81,7 +91,8 @@ export function startSearch({ add, dropLast, fail }) {
       if (list.hidden) ask();
       else if (event.key === "ArrowDown") point(active >= last ? 0 : active + 1);
       else point(active <= 0 ? last : active - 1);
-    } else if (event.key === "Enter" && !list.hidden && active >= 0) choose(active);
+    } else if (event.key === "Enter" && !fresh && field.value.trim()) chooseFirst();
+    else if (event.key === "Enter" && !list.hidden && active >= 0) choose(active);
     else if (event.key === "Escape" && !list.hidden) close();
     else if (event.key === "Escape") field.blur();
     else if (event.key === "Backspace" && !field.value) dropLast();
