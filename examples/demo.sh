@@ -4,18 +4,20 @@ set -eu
 out=${1:-demo}
 here=$(dirname "$0")/..
 
-echo "1/6  a log of 120,000 interactions and an item table          -> $out/raw"
+echo "1/7  a log of 120,000 interactions and an item table          -> $out/raw"
 crossbatch synth --raw "$out/raw" --seed 7 --overwrite --quiet
-echo "2/6  filter, re-index, split, encode content                 -> $out/dataset"
+echo "2/7  filter, re-index, split, encode content                 -> $out/dataset"
 crossbatch prepare "$out/raw" --out "$out/dataset" --cold-items 0.05 --overwrite --quiet
-echo "3/6  train with in-batch negatives                           -> $out/in_batch"
+echo "3/7  train with in-batch negatives                           -> $out/in_batch"
 crossbatch train "$here/recipes/demo.toml" --data "$out/dataset" --out "$out/in_batch" --resume \
   --set 'sampler={name="in_batch"}'
-echo "4/6  train with cross-batch negatives                        -> $out/cross_batch"
+echo "4/7  train with cross-batch negatives                        -> $out/cross_batch"
 crossbatch train "$here/recipes/demo.toml" --data "$out/dataset" --out "$out/cross_batch" --resume
-echo "5/6  every test user against the whole catalogue"
+echo "5/7  every test user against the whole catalogue"
 crossbatch evaluate "$out/in_batch" "$out/cross_batch"
 crossbatch recommend "$out/cross_batch" --user 3 -k 10
-echo "6/6  curves, diagnostics, configurations                     -> $out/report.html"
+echo "6/7  one folder that answers: towers, vectors, ids, checks     -> $out/bundle"
+crossbatch export "$out/cross_batch" --out "$out/bundle" --force --quiet
+echo "7/7  curves, diagnostics, configurations                     -> $out/report.html"
 crossbatch report "$out/in_batch" "$out/cross_batch" --out "$out/report.html"
-echo "Open $out/report.html in a browser."
+echo "Open $out/report.html in a browser. To try the model by hand: .venv/bin/crossbatch serve $out/bundle"
