@@ -173,7 +173,9 @@ def test_an_id_with_a_comma_survives_the_address(tab: Tab) -> None:
 def test_titles_are_text(tab: Tab) -> None:
     page = tab.open("#history=m2,<img src=x onerror=alert(1)>")
     expect(page.locator("#history")).to_contain_text('<script>alert("no")</script>')
-    expect(page.locator(".message").first).to_contain_text("<img src=x")
+    expect(page.locator(".message")).to_have_count(1)
+    expect(page.locator(".message")).to_contain_text("Neither bundle holds <img src=x")
+    assert page.evaluate(CONTRAST) == []
 
 
 def test_interests_stand_side_by_side_with_their_names(tab: Tab, server: RunningServer) -> None:
@@ -183,8 +185,14 @@ def test_interests_stand_side_by_side_with_their_names(tab: Tab, server: Running
     tops = panels.evaluate_all("all => all.map(p => p.getBoundingClientRect().top)")
     assert len(set(tops)) == 1
     asked = server.ask("/recommend", {"history": ["i7", "i10", "i13"], "explain": True}).json
-    for place, interest in enumerate(asked["interests"]):
+    names = panels.locator("h3").evaluate_all("all => all.map(h => h.childNodes[1].data)")
+    assert sorted(names) == ["Interest 1", "Interest 2", "Interest 3"]
+    shares = []
+    for place, name in enumerate(names):
+        interest = asked["interests"][int(name.split()[1]) - 1]
         assert listed(page, place) == [item["id"] for item in interest["items"]]
+        shares.append([item["interest"] for item in asked["items"]].count(interest["interest"]))
+    assert shares == sorted(shares, reverse=True)
     expect(panels.first.locator(".near")).to_contain_text("Film")
     page.keyboard.press("v")
     expect(page.locator(".interests")).to_have_count(0)

@@ -102,14 +102,15 @@ async function draw() {
 }
 
 function messages() {
-  return answers.flatMap(({ name, answer }) => {
-    const unknown = answer.unknown.length;
-    if (!unknown) return [];
+  const texts = answers.filter(({ answer }) => answer.unknown.length).map(({ name, answer }) => {
     const which = answer.unknown.slice(0, 3).map((id) => item(id).title).join(", ");
-    const rest = unknown > 3 ? ` and ${unknown - 3} more` : "";
+    const rest = answer.unknown.length > 3 ? ` and ${answer.unknown.length - 3} more` : "";
     const then = answer.popular ? " Nothing else is known, so these are the most popular items." : "";
-    return [h("p", { class: "message" }, `${name} does not hold ${which}${rest}.${then}`)];
+    return [name, ` does not hold ${which}${rest}.${then}`];
   });
+  const same = texts.length > 1 && new Set(texts.map(([, text]) => text)).size === 1;
+  const shown = same ? [["Neither bundle", texts[0][1].replace("does not hold", "holds")]] : texts;
+  return shown.map((parts) => h("p", { class: "message" }, ...parts));
 }
 
 function showBundles() {

@@ -84,14 +84,17 @@ function onePanel(answer, name, others, actions) {
   return panel([others === null ? heading : name], mixText(answer.items), list, { items: answer.items });
 }
 
+// The interests that the answer draws most from come first.
 function interestPanels(answer, name, actions) {
-  const shares = answer.interests.map(({ interest }) => answer.items.filter((entry) => entry.interest === interest).length);
-  const panels = answer.interests.map(({ interest, near, items }, place) => {
+  const share = (interest) => answer.items.filter((entry) => entry.interest === interest).length;
+  const sorted = answer.interests.toSorted((a, b) => share(b.interest) - share(a.interest));
+  const panels = sorted.map(({ interest, near, items }) => {
     const list = itemList(items, `Interest ${interest + 1} of ${name}`, actions);
     const names = near.map((id) => plainTitle(item(id))).join(" · ");
+    const part = `${share(interest)} of ${answer.items.length}`;
     return panel(
       [h("i", { class: "dot" }), `Interest ${interest + 1}`],
-      h("span", { title: `${shares[place]} of the ${answer.items.length} best items answer to this interest` }, `${shares[place]} of ${answer.items.length}`),
+      h("span", { title: `${part} recommendations answer to this interest` }, part),
       list,
       { near: names ? h("p", { class: "near" }, `near ${names}`) : null, items, css: `c${interest % COLORS}` },
     );
