@@ -1,0 +1,99 @@
+"""Batches of queries of all kinds: each gets the answer that it would have got alone."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from crossbatch.errors import ConfigError
+from crossbatch.serving.server.answers import Answer, Recommend, Similar, answer_all
+from crossbatch.serving.server.live_bundle import LiveBundle
+
+from .conftest import KEYS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from crossbatch.serving.server.answers import Query
+
+
+@pytest.fixture(scope="module")
+def bundles(mind_path: Path, youtube_path: Path) -> dict[str, LiveBundle]:
+    paths = {"main": mind_path, "compare": youtube_path}
+    return {slot: LiveBundle(slot, path) for slot, path in paths.items()}
+
+
+def body(answer: Answer | Exception) -> Any:
+    assert isinstance(answer, Answer)
+    return json.loads(answer.body)
+
+
+def without_scores(found: Any) -> Any:
+    """Scores may differ in the last digit: a product's shape decides how it is rounded."""
+    if isinstance(found, dict):
+        return {
+            key: round(value, 4) if key in {"score", "similarity"} else without_scores(value)
+            for key, value in found.items()
+        }
+    return [without_scores(entry) for entry in found] if isinstance(found, list) else found
+
+
+def queries(count: int) -> list[Query]:
+    rng = random.Random(4)
+    found: list[Query] = []
+    for _ in range(count):
+        slot = rng.choice(["main", "compare"])
+        if rng.random() < 0.2:
+            found.append(Similar(slot, rng.choice(KEYS), rng.choice([1, 5, 500])))
+            continue
+        history = rng.sample([*KEYS, "unknown"], rng.randint(0, 6))
+        features = rng.choice([None, {}, {"age": 20}, {"country": "fr"}])
+        found.append(
+            Recommend(
+                slot,
+                tuple(history),
+                k=rng.choice([1, 5, 20, 500]),
+                exclude_seen=rng.random() < 0.5,
+                user_features=features if slot == "main" else None,
+                explain=rng.random() < 0.5,
+            )
+        )
+    return found
+
+
+def test_answers_do_not_depend_on_the_company(bundles: dict[str, LiveBundle]) -> None:
+    asked = queries(120)
+    together = answer_all(bundles, asked)
+    for query, answer in zip(asked, together, strict=True):
+        (alone,) = answer_all(bundles, [query])
+        assert without_scores(body(answer)) == without_scores(body(alone))
+
+
+def test_one_impossible_query_does_not_spoil_the_others(bundles: dict[str, LiveBundle]) -> None:
+    good = Recommend("main", ("m1",), 5)
+    bad = Recommend("main", ("m1",), 5, user_features={"shoe size": 43})
+    missing = Similar("main", "nobody", 3)
+    first, second, third, fourth = answer_all(bundles, [good, bad, missing, good])
+    assert isinstance(second, ConfigError)
+    assert "shoe size" in str(second)
+    assert isinstance(third, LookupError)
+    assert body(first) == body(fourth)
+    assert len(body(first)["items"]) == 5
+
+
+def test_unknown_items_are_counted(bundles: dict[str, LiveBundle]) -> None:
+    (answer,) = answer_all(bundles, [Recommend("main", ("m1", "x", "y"), 2)])
+    assert isinstance(answer, Answer)
+    assert answer.num_unknown == 2
+
+
+def test_features_alone_make_a_user(bundles: dict[str, LiveBundle]) -> None:
+    """Without a history there is no reason to give, but there is a list for every interest."""
+    query = Recommend("main", (), 5, user_features={"age": 44}, explain=True)
+    found = body(answer_all(bundles, [query])[0])
+    assert found["popular"] is False
+    assert [item["because"] for item in found["items"]] == [None] * 5
+    assert [entry["near"] for entry in found["interests"]] == [[], [], []]
