@@ -34,6 +34,7 @@ from synthetic_bundle import cluster_history, synthetic_bundle
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 HISTORIES = 1_000
+OUT = Path(__file__).parent / "out" / "serving"
 HEAD = (
     "     items  index  start s  (CPU)  most/s  CPU ms  asked/s  answered/s  p50 ms  p99 ms  max ms"
     "  failed    MB"
@@ -161,7 +162,7 @@ def main() -> None:
     parser.add_argument("--model", default="youtube_dnn", choices=["youtube_dnn", "mind"])
     parser.add_argument("--rate", type=float, default=1_000.0, help="requests a second")
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--work", type=Path, default=Path("bench-serving"), help="scratch folder")
+    parser.add_argument("--work", type=Path, default=OUT, help="scratch folder")
     parser.add_argument("--quick", action="store_true", help="a tiny catalogue for a second")
     parser.add_argument("--out", type=Path, help="also write the rows as JSON")
     args = parser.parse_args()

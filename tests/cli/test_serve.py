@@ -10,7 +10,8 @@ import pytest
 
 from crossbatch.cli import main
 from crossbatch.errors import ConfigError
-from crossbatch.serving.server.run import ServeOptions, is_loopback
+from crossbatch.serving.server.guard import is_loopback
+from crossbatch.serving.server.run import ServeOptions
 
 if TYPE_CHECKING:
     from pathlib import Path

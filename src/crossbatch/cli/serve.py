@@ -76,7 +76,7 @@ def serve(
 
 def _token(file: Path | None) -> str | None:
     if file is None:
-        return os.environ.get(TOKEN_VARIABLE)
+        return os.environ.get(TOKEN_VARIABLE) or None
     token = file.read_text(encoding="utf-8").strip()
     if not token:
         raise ConfigError(f"--token-file {file} is empty; write the token into it")

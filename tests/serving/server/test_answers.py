@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from crossbatch.errors import ConfigError
-from crossbatch.serving.server.answers import Answer, Recommend, Similar, answer_all
+from crossbatch.serving.server.answers import Answer, Recommend, Similar, UnknownItem, answer_all
 from crossbatch.serving.server.live_bundle import LiveBundle
 
 from .conftest import KEYS
@@ -79,7 +79,7 @@ def test_one_impossible_query_does_not_spoil_the_others(bundles: dict[str, LiveB
     first, second, third, fourth = answer_all(bundles, [good, bad, missing, good])
     assert isinstance(second, ConfigError)
     assert "shoe size" in str(second)
-    assert isinstance(third, LookupError)
+    assert isinstance(third, UnknownItem)
     assert body(first) == body(fourth)
     assert len(body(first)["items"]) == 5
 

@@ -193,7 +193,9 @@ def test_without_a_token_only_loopback_names_are_answered(server: RunningServer,
     refused(server.ask("/health", headers={"Host": host}), 421)
 
 
-@pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1", "[::1]:80", "LOCALHOST"])
+@pytest.mark.parametrize(
+    "host", ["localhost:8000", "127.0.0.1", "127.9.9.9:1", "[::1]:80", "LOCALHOST"]
+)
 def test_loopback_names_are_answered(server: RunningServer, host: str) -> None:
     assert server.ask("/health", headers={"Host": host}).status == 200
 

@@ -65,6 +65,10 @@ class Found:
 Query = Recommend | Similar
 
 
+class UnknownItem(Exception):  # noqa: N818 - what it is, not whose mistake
+    """An item that the bundle does not hold, and without which there is no answer."""
+
+
 def answer_all(
     bundles: Mapping[str, LiveBundle], queries: Sequence[Query]
 ) -> list[Answer | Exception]:
@@ -144,7 +148,7 @@ def _body(served: Served, query: Recommend, found: Found) -> Answer:
 def _similar(served: Served, query: Similar) -> Answer:
     item, _ = served.facts.by_keys([query.key])
     if not item:
-        raise LookupError(f"the bundle holds no item {query.key!r}")
+        raise UnknownItem(f"the bundle holds no item {query.key!r}")
     near = served.bundle.similar(query.key, min(query.k, served.bundle.num_items - 1))
     items = served.facts.objects(
         [neighbour.id for neighbour in near],

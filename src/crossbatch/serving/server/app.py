@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from crossbatch.serving.server import problems
@@ -62,7 +62,8 @@ def build_app(service: Service) -> FastAPI:
     app = FastAPI(
         title="crossbatch",
         version=version("crossbatch"),
-        description="Recommendations from a crossbatch bundle.",
+        description="Recommendations from a crossbatch bundle. A server that was started with a "
+        "token wants it in every request, as `Authorization: Bearer …`.",
         lifespan=lifespan,
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
@@ -110,10 +111,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         bundle: Slot = "main",
     ) -> Response:
         """The items nearest to an item."""
-        try:
-            return Response((await service.ask(Similar(bundle, id, k))).body, media_type=JSON)
-        except LookupError as error:
-            raise HTTPException(404, str(error.args[0])) from None
+        return Response((await service.ask(Similar(bundle, id, k))).body, media_type=JSON)
 
 
 def _add_items(app: FastAPI, service: Service) -> None:

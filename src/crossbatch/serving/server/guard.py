@@ -7,6 +7,8 @@ elsewhere that points its own name at 127.0.0.1 must not read the catalogue thro
 from __future__ import annotations
 
 import hmac
+import ipaddress
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from crossbatch.serving.server.limits import MAX_BODY_BYTES
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 # A body that is too large is read up to here and thrown away: a client that is cut off while it
 # sends would never see the answer.
 MAX_DRAINED_BYTES = 32 * MAX_BODY_BYTES
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class TooLarge(Exception):  # noqa: N818 - says what the body is
@@ -66,12 +67,23 @@ class Guard:
         )
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
-        if self._token is None and _name(headers.get(b"host", b"")) not in LOOPBACK_NAMES:
+        if self._token is None and not is_loopback(_name(headers.get(b"host", b""))):
             return problem(421, "without a token this server answers to localhost only")
         if not scope["authorized"] and scope["path"] not in self._open_paths:
             message = "this server asks for a token: send `Authorization: Bearer …`"
             return problem(401, message, {"WWW-Authenticate": "Bearer"})
         return None
+
+
+@lru_cache(maxsize=64)
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address leads to this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _name(host: bytes) -> str:

@@ -39,17 +39,19 @@ class Served:
 
     bundle: Bundle
     facts: ItemFacts
+    num_interests: int
+    metrics: dict[str, Any]
     since: datetime
-
-    @cached_property
-    def name_and_version_json(self) -> str:
-        """The same as text, which every answer holds."""
-        return json.dumps(self.name_and_version)
 
     @property
     def name_and_version(self) -> dict[str, str]:
         """Who answered."""
         return {"name": self.bundle.name, "version": self.bundle.version}
+
+    @cached_property
+    def name_and_version_json(self) -> str:
+        """The same as text, which every answer holds."""
+        return json.dumps(self.name_and_version)
 
 
 class LiveBundle:
@@ -108,14 +110,14 @@ class LiveBundle:
             **self.serving.name_and_version,
             "items": bundle.num_items,
             "dim": bundle.dim,
-            "interests": bundle.num_interests,
+            "interests": self.serving.num_interests,
             "history_length": bundle.history_length,
             "user_features": {
                 name: {"kind": feature["kind"], "values": feature["values"]}
                 for name, feature in bundle.user_features.items()
             },
             "model": bundle.config.name,
-            "metrics": bundle.metrics.get("test", {}),
+            "metrics": self.serving.metrics,
             "serving_since": self.serving.since.isoformat(timespec="seconds"),
             "problem": REFUSED if self.refused else None,
         }
@@ -142,10 +144,12 @@ def _open(path: Path) -> Served:
 
 
 def _warm(bundle: Bundle) -> Served:
-    """Touch what the first requests need: towers, index, keys, titles, metrics."""
-    served = Served(bundle, ItemFacts(bundle), datetime.now(UTC))
-    history = bundle.item_keys([1])
-    bundle.recommend([history] * 2, min(20, bundle.num_items))
-    assert bundle.num_interests >= 1
-    assert bundle.metrics is not None
-    return served
+    """Read now what files may no longer tell later, and what first requests would wait for."""
+    bundle.recommend([bundle.item_keys([1])] * 2, min(20, bundle.num_items))
+    return Served(
+        bundle,
+        ItemFacts(bundle),
+        num_interests=bundle.num_interests,
+        metrics=bundle.metrics.get("test", {}),
+        since=datetime.now(UTC),
+    )

@@ -27,6 +27,7 @@ HEADERS = [
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
+CLIENT_LEFT = 499  # in the log only: there was nobody to answer
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -50,7 +51,7 @@ class Observe:
         started = time.perf_counter()
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
-        status = 0
+        status = CLIENT_LEFT
 
         async def observed(message: Message) -> None:
             nonlocal status
@@ -64,7 +65,7 @@ class Observe:
             await self._app(scope, receive, observed)
         except Exception:  # a fault of ours: the traceback is for the log alone
             log.exception("fault")
-            if not status:
+            if status == CLIENT_LEFT:
                 await problem(500, INTERNAL)(scope, receive, observed)
         finally:
             self._note(scope, status, time.perf_counter() - started, request_id)

@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from crossbatch.errors import ConfigError
+from crossbatch.serving.server.answers import UnknownItem
 from crossbatch.serving.server.batching import Overloaded
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def _http(error: Exception) -> Response:
 ANSWERS: dict[type[Exception], Callable[[Exception], Response]] = {
     RequestValidationError: _invalid,
     HTTPException: _http,
+    UnknownItem: lambda error: problem(404, str(error)),
     ConfigError: lambda error: problem(422, str(error)),
     Overloaded: lambda _: problem(503, OVERLOADED, {"Retry-After": str(RETRY_SECONDS)}),
     TimeoutError: lambda _: problem(504, TOO_LATE),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import ipaddress
 import logging
 import socket
 import sys
@@ -14,7 +13,7 @@ import uvicorn
 
 from crossbatch.errors import ConfigError
 from crossbatch.serving.server.app import API_PATHS, OPEN_PATHS, build_app
-from crossbatch.serving.server.guard import Guard
+from crossbatch.serving.server.guard import Guard, is_loopback
 from crossbatch.serving.server.http_protocol import BoundedProtocol
 from crossbatch.serving.server.json_log import event, log_to_stderr
 from crossbatch.serving.server.json_route import ShortCut
@@ -124,16 +123,6 @@ def protected_app(bundles: dict[str, LiveBundle], options: ServeOptions) -> ASGI
     )
     guarded = Guard(ShortCut(build_app(service)), token=options.token, open_paths=OPEN_PATHS)
     return Observe(guarded, metrics=metrics, paths=API_PATHS | OPEN_PATHS)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class _Server(uvicorn.Server):
