@@ -24,7 +24,7 @@ export function startSearch({ add, dropLast, fail }) {
   const choose = (place) => {
     add(options[place].id);
     field.value = "";
-    ask();
+    close();
   };
   const point = (place) => {
     active = place;
