@@ -55,10 +55,9 @@ $(VENV)-torch/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 bench: $(VENV)/.dev  ## ratios behind the performance claims; BENCH_ARGS=--quick for a smoke run
-	$(BIN)/python benchmarks/loss.py $(BENCH_ARGS)
-	$(BIN)/python benchmarks/retrieval.py $(BENCH_ARGS)
-	$(BIN)/python benchmarks/data_batches.py $(BENCH_ARGS)
-	$(BIN)/python benchmarks/data_prepare.py $(BENCH_ARGS)
+	for name in steps growth memory validation loss retrieval ann serving data_batches data_prepare; do \
+	  $(BIN)/python benchmarks/$$name.py $(BENCH_ARGS) || exit 1; \
+	done
 
 clean:
-	rm -rf $(VENV) $(VENV)-torch demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-torch $(VENV)-bench-* demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
