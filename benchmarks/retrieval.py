@@ -23,7 +23,7 @@ from crossbatch.retrieval import ExactIndex
 from measure.machine import describe, peak_growth_mib
 from measure.report import header, table_line
 
-MOST_FLOORS, LEAST_FAISS = 2, 5  # what we set out to reach, at 313,966 items
+MOST_FLOORS, LEAST_FAISS, AIMED_ITEMS = 2, 5, 313_966  # what we set out to reach, and where
 
 Method = Callable[[Tensor], Tensor | None]
 
@@ -134,17 +134,19 @@ def markdown(result: dict[str, Any]) -> str:
     """One line a method; the aims beside what was reached."""
     seconds = {name: median(turns) for name, turns in result["seconds"].items()}
     least, own = seconds["GEMM floor"], seconds["crossbatch"]
-    aims = {"crossbatch": own <= MOST_FLOORS * least}
-    if (faiss := "faiss IndexFlatIP") in seconds:
-        aims[faiss] = seconds[faiss] >= LEAST_FAISS * own
+    aims = {"crossbatch": (f"≤ {MOST_FLOORS} floors", own <= MOST_FLOORS * least)}
+    if (faiss := seconds.get("faiss IndexFlatIP")) is not None:
+        aims["faiss IndexFlatIP"] = (f"≥ {LEAST_FAISS} times ours", faiss >= LEAST_FAISS * own)
     title = "{items:,} items, {users:,} users, K = {interests}".format(**result)
     lines = header(title, "CPU s", "spread", "÷ floor", "÷ ours", "same lists", "aim")
     for name, turns in result["seconds"].items():
         share = f"{result['same'][name]:.3f}" if name in result["same"] else ""
         cells = [f"{seconds[name]:.3f}", f"{min(turns):.3f}-{max(turns):.3f}"]
         cells += [f"{seconds[name] / least:.2f}", f"{seconds[name] / own:.2f}", share]
-        aim = {"crossbatch": f"≤ {MOST_FLOORS} floors", faiss: f"≥ {LEAST_FAISS} times ours"}
-        verdict = f"{aim[name]}: {'ok' if aims[name] else 'missed'}" if name in aims else ""
+        verdict = ""
+        if name in aims and result["items"] >= AIMED_ITEMS:
+            aim, met = aims[name]
+            verdict = f"{aim}: {'ok' if met else 'missed'}"
         lines.append(table_line(name, *cells, verdict))
     return "\n".join([*lines, f"\nour search raised memory by {result['peak_mib']:.0f} MiB"])
 
