@@ -69,6 +69,16 @@ def test_every_combination_gets_the_same_settings():
     assert all(settings == first for settings in tried.values())
 
 
+def test_a_narrower_search_keeps_the_strategies_equal():
+    cells = search_cells(DESIGN, ["cosine-0.1"])
+    tried = {
+        cell.folder.split("-", 1)[1].removesuffix(f"-s{cell.recipe.train.seed}") for cell in cells
+    }
+    assert tried == {"in_batch-cosine-0.1", "balanced-cosine-0.1", "balanced-cosine-0.1-early"}
+    with pytest.raises(ConfigError, match=r"--among must name dot, .*got .sine"):
+        search_cells(DESIGN, ["dot", "sine"])
+
+
 def test_a_bank_is_also_tried_early_and_always_in_use_for_most_of_a_run():
     banked = [c.recipe for c in search_cells(DESIGN) if c.recipe.sampler["name"] == "cross_batch"]
     warmups = [recipe.sampler["warmup_steps"] for recipe in banked]

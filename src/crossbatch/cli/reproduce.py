@@ -56,6 +56,9 @@ def reproduce(
     sizes: Annotated[
         str, typer.Option(help="Bank sizes of Table 2 as multiples of the batch.")
     ] = "0,1,4,9,19,39,79",
+    among: Annotated[
+        str, typer.Option(help="Settings that search tries, comma-separated; default: all.")
+    ] = "",
     budget: Annotated[
         float, typer.Option(help="A quick look: steps per run, or a share of max_steps below 1.")
     ] = 0.0,
@@ -89,6 +92,7 @@ def reproduce(
         _design(base, dataset, home, settings, models, samplers, seeds, steps),
         home,
         sizes=_numbers("--sizes", sizes),
+        among=_words(among),
     )
     if plan:
         _print_plan(request, jobs)

@@ -39,12 +39,14 @@ class Request:
         design: What the runs share and vary.
         folder: Of the grid.
         sizes: Bank sizes of Table 2, in batches.
+        among: Settings that a search tries; empty for all.
     """
 
     experiment: str
     design: Design
     folder: GridFolder
     sizes: Sequence[int] = SIZES
+    among: Sequence[str] = ()
 
     @property
     def cells(self) -> list[Cell]:
@@ -128,7 +130,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "drift": Experiment(lambda request: request.design.probes(), _from_runs(write_drift)),
     "lemma": Experiment(lambda request: request.design.probes(), _from_runs(write_lemma)),
     "search": Experiment(
-        lambda request: search_cells(request.design),
+        lambda request: search_cells(request.design, request.among),
         lambda request: write_search(request.design, request.folder),
     ),
     "all": Experiment(

@@ -76,14 +76,23 @@ class Trial:
         return statistics.fmean(self.values)
 
 
-def search_cells(design: Design) -> list[Cell]:
-    """Short runs of every model × strategy with every setting."""
+def search_cells(design: Design, among: Sequence[str] = ()) -> list[Cell]:
+    """Short runs of every model × strategy with every setting.
+
+    Args:
+        design: Models, strategies and seeds.
+        among: Names of the settings to try, each with its early warm-up where there is one; empty
+            for all. Strategies are always tried with the same ones.
+    """
+    if unknown := set(among) - set(SETTINGS):
+        raise ConfigError(f"--among must name {', '.join(SETTINGS)}, got {min(unknown)!r}")
     return [
         _cell(design, model, strategy, setting, seed)
         for seed in design.seeds
         for model in design.models
         for strategy in design.strategies
         for setting in settings_of(strategy, design.one_pass)
+        if not among or setting.removesuffix("-early") in among
     ]
 
 
