@@ -14,8 +14,9 @@ import numpy as np
 
 from crossbatch.data.batches import Batch, EvalBatch, TrainingPart, eval_batches, training_batches
 from crossbatch.data.features import Feature, encode_table, read_encoders, read_features
-from crossbatch.data.folder import file_checksum, read_manifest
+from crossbatch.data.folder import read_manifest
 from crossbatch.data.strings import KeyLookup, StringTable
+from crossbatch.documents import file_checksum
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

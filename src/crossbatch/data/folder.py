@@ -5,19 +5,23 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import shutil
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossbatch.errors import DataError
+from crossbatch.data import renaming
+from crossbatch.documents import file_checksum, read_document, seal_is_broken, sealed
+from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+LITTLE_SPACE = 1 << 16  # bytes
+NO_SPACE = os.strerror(errno.ENOSPC)
 
 
 @contextmanager
@@ -40,20 +44,31 @@ def atomic_folder(
     target = Path(target)
     check_free(target, overwrite=overwrite, marker=marker)
     target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
-    try:
-        yield work
-        work.chmod(0o755)
-        _replace(work, target)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DataError(
-                f"the disk that holds {target.parent} is full; nothing was kept: "
-                "free some space or choose another --out"
-            ) from error
-        raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with renaming.workplace(target) as work:
+        try:
+            yield work
+            work.chmod(0o755)
+            renaming.sync(work)
+            renaming.put_in_place(work, target, replace=overwrite)
+        except Exception as error:
+            if is_full(target.parent, error):
+                raise DataError(
+                    f"the disk that holds {target.parent} is full; nothing was kept: "
+                    "free some space or choose another --out"
+                ) from error
+            raise
+
+
+def is_full(folder: Path, error: Exception) -> bool:
+    """Whether a write failed for want of space.
+
+    Few libraries pass on what the operating system said: the disk is asked, and the message.
+    """
+    if isinstance(error, (ConfigError, DataError)):
+        return False
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return NO_SPACE in str(error) or shutil.disk_usage(folder).free < LITTLE_SPACE
 
 
 def check_free(target: Path, *, overwrite: bool = False, marker: str = MANIFEST) -> None:
@@ -76,7 +91,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
         if path.is_file() and path.name != MANIFEST
     }
     whole = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-    full = {"format_version": FORMAT_VERSION, **manifest, "checksum": whole, "files": files}
+    full = sealed({"format_version": FORMAT_VERSION, **manifest, "checksum": whole, "files": files})
     (folder / MANIFEST).write_text(json.dumps(full, indent=2) + "\n", encoding="utf-8")
     return full
 
@@ -85,7 +100,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a dataset folder.
 
     Raises:
-        DataError: If the folder is no dataset or has another format version.
+        DataError: If the folder is no dataset, was changed, or has another format version.
     """
     path = Path(folder) / MANIFEST
     if not path.is_file():
@@ -93,34 +108,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} is not a dataset folder (no {MANIFEST}): "
             "make one with `crossbatch prepare` or `crossbatch synth`"
         )
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}): prepare the dataset again") from error
+    manifest = read_document(path, "prepare the dataset again")
     version = manifest.get("format_version")
     if version != FORMAT_VERSION:
         raise DataError(
             f"{folder} has format version {version}, this release reads {FORMAT_VERSION}: "
             "prepare the dataset again"
         )
+    if seal_is_broken(manifest):
+        raise DataError(f"{path} was changed: prepare the dataset again")
     return manifest
-
-
-def file_checksum(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
-
-
-def _replace(work: Path, target: Path) -> None:
-    if not target.exists():
-        work.replace(target)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
-    target.replace(old / target.name)
-    work.replace(target)
-    shutil.rmtree(old, ignore_errors=True)

@@ -16,7 +16,7 @@ import polars as pl
 
 from crossbatch.data.features import write_features
 from crossbatch.data.filtering import Frequent, keep_frequent
-from crossbatch.data.folder import atomic_folder, file_checksum, write_manifest
+from crossbatch.data.folder import atomic_folder, write_manifest
 from crossbatch.data.ingest import Ingested, ingest
 from crossbatch.data.law import ItemLaw, item_law
 from crossbatch.data.numbering import Numbered, number
@@ -26,6 +26,7 @@ from crossbatch.data.sequences import write_sequences
 from crossbatch.data.source import Source, Tally
 from crossbatch.data.splits import SPLITS, Sequences, Split, write_split
 from crossbatch.data.strings import byte_order, write_strings
+from crossbatch.documents import file_checksum
 from crossbatch.errors import DataError
 
 

@@ -6,13 +6,12 @@ compared with their checksum; plain arrays, which are only mapped, when asked, f
 
 from __future__ import annotations
 
-import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from crossbatch.data.folder import file_checksum
+from crossbatch.documents import document_checksum, file_checksum
 from crossbatch.errors import DataError
 
 MANIFEST = "bundle.json"
@@ -42,7 +41,7 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
         if path.is_file() and path.name != MANIFEST
     }
     body = {"kind": KIND, "format_version": FORMAT_VERSION, **facts, "files": files}
-    manifest = {"checksum": _checksum(body), **body}
+    manifest = {"checksum": document_checksum(body), **body}
     text = json.dumps(manifest, indent=1, allow_nan=False, ensure_ascii=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
     return manifest
@@ -74,7 +73,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{FORMAT_VERSION}: export anew"
         )
     body = {key: value for key, value in manifest.items() if key != "checksum"}
-    if manifest.get("checksum") != _checksum(body):
+    if manifest.get("checksum") != document_checksum(body):
         raise BundleError(f"{path} was altered: its checksum does not match, export anew")
     return manifest
 
@@ -132,8 +131,3 @@ def _inside(folder: Path, name: str) -> Path:
     if not plain or name.startswith("/") or not path.resolve().is_relative_to(folder.resolve()):
         raise BundleError(f"{folder / MANIFEST} lists {name!r}, which is no file of the bundle")
     return path
-
-
-def _checksum(body: dict[str, Any]) -> str:
-    text = json.dumps(body, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

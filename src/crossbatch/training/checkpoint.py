@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from crossbatch.data.renaming import put_in_place, sync_entry
+from crossbatch.documents import SEAL, read_document, seal_is_broken, sealed
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2
+UNSEALED_FORMAT = 1  # of earlier releases: only the tensors had a checksum
+TENSORS, DOCUMENT = "tensors.safetensors", "checkpoint.json"
 PIECE = 1 << 20
 
 
@@ -33,20 +37,14 @@ def save(path: Path, tensors: dict[str, Tensor], document: dict[str, Any]) -> No
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    # Straight from the tensors' own memory: a copy of tables and moments may be a gigabyte.
-    content = partial / "tensors.safetensors"
-    save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, content)
-    _sync(content)
-    document = {"format": FORMAT, "crc32": _checksum(content)} | document
-    write_durably(partial / "checkpoint.json", json.dumps(document, indent=1).encode())
-    # An older folder of this name goes aside first, so that no moment is without a whole one.
-    aside = path.with_name(f".{path.name}.old")
-    shutil.rmtree(aside, ignore_errors=True)
-    if path.exists():
-        path.rename(aside)
-    partial.rename(path)
-    _sync(path.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        crc32 = _write_tensors(partial / TENSORS, tensors)
+        document = sealed({"format": FORMAT, "crc32": crc32} | document)
+        write_durably(partial / DOCUMENT, json.dumps(document, indent=1).encode())
+        sync_entry(partial)
+        put_in_place(partial, path, replace=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -55,17 +53,19 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         DataError: If it is missing, truncated, corrupted or of another format.
     """
-    try:
-        document = json.loads((path / "checkpoint.json").read_bytes())
-        crc32 = _checksum(path / "tensors.safetensors")
-    except (OSError, ValueError) as error:
-        raise DataError(f"checkpoint {path} cannot be read: {error}") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    document = read_document(path / DOCUMENT, "the checkpoint is damaged")
+    if document.get("format") not in (UNSEALED_FORMAT, FORMAT):
         raise DataError(f"checkpoint {path} is not of format {FORMAT}; train anew")
+    if seal_is_broken(document) or (document["format"] == FORMAT and SEAL not in document):
+        raise DataError(f"checkpoint {path} is corrupted: {DOCUMENT} does not match its checksum")
+    try:
+        crc32 = _checksum(path / TENSORS)
+    except OSError as error:
+        raise DataError(f"checkpoint {path} cannot be read: {error.strerror}") from None
     if crc32 != document.get("crc32"):
         raise DataError(f"checkpoint {path} is corrupted: its checksum does not match")
     try:
-        return load_file(path / "tensors.safetensors"), document
+        return load_file(path / TENSORS), document
     except (OSError, SafetensorError) as error:
         raise DataError(f"checkpoint {path} is corrupted: {error}") from None
 
@@ -98,11 +98,28 @@ def write_durably(path: Path, payload: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def json_bytes(document: dict[str, Any] | list[Any]) -> bytes:
+    """A document as `write_json` writes it."""
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
 def write_json(path: Path, document: dict[str, Any] | list[Any]) -> None:
     """Replace a JSON file at once: readers see the old or the new one, never a part."""
     partial = path.with_name(f".{path.name}.partial")
-    write_durably(partial, (json.dumps(document, indent=1) + "\n").encode())
+    write_durably(partial, json_bytes(document))
     partial.replace(path)
+    sync_entry(path.parent)
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> int:
+    """Write tensors and return the checksum of the file."""
+    try:
+        # Straight from the tensors' own memory: a copy of tables and moments may be a gigabyte.
+        save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, path)
+    except SafetensorError as error:  # which hides what the operating system said
+        raise OSError(f"{path} could not be written, is the disk full? ({error})") from None
+    sync_entry(path)
+    return _checksum(path)
 
 
 def _checksum(path: Path) -> int:
@@ -112,12 +129,3 @@ def _checksum(path: Path) -> int:
         while piece := file.read(PIECE):
             crc32 = zlib.crc32(piece, crc32)
     return crc32
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's entries, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,7 +17,6 @@ import torch
 
 from crossbatch.errors import ConfigError
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
-from crossbatch.training import checkpoint
 from crossbatch.training.assemble import build_trainer, pick_device, resolve
 from crossbatch.training.examples import write_examples
 from crossbatch.training.interrupt import interrupt_flag
@@ -91,6 +90,7 @@ def fit(
         finished = folder.result()
         if finished is not None:
             return finished
+        dataset.verify()  # hours of training deserve a second
         return _Run(
             dataset, recipe, folder, model, progress or Silent(), trackers, probe, test
         ).run()
@@ -123,6 +123,11 @@ class _Run:
         torch.set_num_threads(threads or measured_threads(trainer, next(self._batches(0))))
         self.folder.write_config(self._config())
         journal = Journal(self.folder.path / "journal.jsonl", document["journal"])
+        if document.get("journal_crc32") not in (None, journal.crc32):
+            self.progress.say(
+                f"{self.folder.path / 'journal.jsonl'} was damaged after the checkpoint: training "
+                "goes on exactly, curves that are drawn from it may have gaps"
+            )
         try:
             return self._train(trainer, stopping, document, journal)
         finally:
@@ -152,6 +157,7 @@ class _Run:
         def save() -> None:
             saved = {
                 "journal": journal.length(),
+                "journal_crc32": journal.crc32,
                 "seconds": monitor.seconds,
                 "cpu_seconds": monitor.cpu_seconds,
                 "eval_seconds": eval_seconds,
@@ -242,8 +248,7 @@ class _Run:
         if self.test:
             result |= measure_test(trainer.model, self.dataset, self.recipe, path / "per_user")
             write_examples(path / "examples.json", trainer.model, self.dataset, self.recipe)
-        checkpoint.write_json(path / "result.json", result)
-        self.folder.drop_checkpoints()
+        self.folder.write_result(result)
         return result
 
     def _validate(self, trainer: Trainer, max_users: int | None = None) -> Evaluation:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from crossbatch.documents import CHECKSUMS, file_checksum, read_document, verify_checksums
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.training import checkpoint
 
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.training.trainer import EarlyStopping, Trainer
+
+
+# What a finished run lists in `checksums.json`; the best model has checksums of its own.
+CHECKED_FILES = ("config.json", "journal.jsonl", "examples.json", "per_user/*.npy")
 
 
 class RunInUseError(ConfigError):
@@ -51,9 +57,15 @@ class RunFolder:
             raise ConfigError(f"run folder {path} cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._lock.close()
             raise RunInUseError(f"{path} is in use by another training process") from None
+        except OSError as error:
+            self._lock.close()
+            raise ConfigError(
+                f"run folder {path} cannot be locked ({error.strerror}): choose an --out on a "
+                "file system that has locks"
+            ) from None
 
     @property
     def checkpoints(self) -> Path:
@@ -68,12 +80,19 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The result of a finished run, or None."""
         path = self.path / "result.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        if not path.is_file():
+            return None
+        verify_checksums(self.path)
+        self.drop_checkpoints()  # a kill may have come in between
+        return read_document(path, "delete it and resume the run")
 
     def check_config(self, config: dict[str, Any]) -> None:
         """Compare `config` with the one that a resumed run began with."""
         path = self.path / "config.json"
-        changes = list(changed_keys(json.loads(path.read_text()), config)) if path.is_file() else []
+        if not path.is_file():
+            return
+        earlier = read_document(path, "delete it to resume the run with the recipe you pass")
+        changes = list(changed_keys(earlier, config))
         if changes:
             key, before, value = changes[0]
             raise ConfigError(
@@ -84,6 +103,19 @@ class RunFolder:
     def write_config(self, config: dict[str, Any]) -> None:
         """Write `config.json`."""
         checkpoint.write_json(self.path / "config.json", config)
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Finish: list the checksums of what has none of its own, then write `result.json`."""
+        content = checkpoint.json_bytes(result)
+        listed = {
+            path.relative_to(self.path).as_posix(): file_checksum(path)
+            for pattern in CHECKED_FILES
+            for path in sorted(self.path.glob(pattern))
+        }
+        listed["result.json"] = hashlib.sha256(content).hexdigest()
+        checkpoint.write_json(self.path / CHECKSUMS, listed)
+        checkpoint.write_json(self.path / "result.json", result)
+        self.drop_checkpoints()
 
     def save_checkpoint(
         self, trainer: Trainer, stopping: EarlyStopping, document: dict[str, Any], keep: int
@@ -114,6 +146,22 @@ class RunFolder:
         if found is None:
             return None
         tensors, document = found
+        try:
+            self._restore(trainer, stopping, tensors, document)
+        except (KeyError, TypeError, RuntimeError, ValueError) as error:
+            raise DataError(
+                f"the checkpoint of step {document.get('step')} in {self.path} does not fit the "
+                f"recipe: {error}"
+            ) from error
+        return document
+
+    def _restore(
+        self,
+        trainer: Trainer,
+        stopping: EarlyStopping,
+        tensors: dict[str, Tensor],
+        document: dict[str, Any],
+    ) -> None:
         load_model_state(trainer, tensors)
         trainer.sampler.load_state_dict(_below(tensors, "sampler."))
         trainer.optimizer.load_state(_below(tensors, "optimizer."))
@@ -124,7 +172,6 @@ class RunFolder:
         saved = document["stopping"]
         stopping.best = float("-inf") if saved["best"] is None else saved["best"]
         stopping.best_step, stopping.misses = saved["best_step"], saved["misses"]
-        return document
 
     def save_best(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Save the model alone, with the metrics that made it the best."""

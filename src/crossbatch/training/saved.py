@@ -6,7 +6,6 @@ saved.towers.users(history)
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
+from crossbatch.documents import read_document, verify_checksums
 from crossbatch.errors import DataError
 from crossbatch.evaluation import Popularity, evaluate, evaluate_recommender
 from crossbatch.evaluation.baselines import BASELINES
@@ -49,14 +49,17 @@ def open_run(path: Path, *, data: Path | None = None) -> SavedRun:
     Raises:
         DataError: If the folder holds no trained model, or the dataset is another one.
     """
+    verify_checksums(path)
+    config = read_document(path / "config.json", f"{path} is no run folder, or a damaged one")
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise DataError(f"{path} is no run folder: config.json is missing or broken") from None
-    recipe = Recipe.from_dict({k: config[k] for k in ("model", "sampler", "loss", "train")})
-    dataset = open_dataset(data or Path(config["dataset"]["path"]))
-    if dataset.manifest["checksum"] != config["dataset"]["checksum"]:
+        recipe = Recipe.from_dict({k: config[k] for k in ("model", "sampler", "loss", "train")})
+        place, checksum = Path(config["dataset"]["path"]), config["dataset"]["checksum"]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}/config.json is not that of a run: it lacks {error}") from None
+    dataset = open_dataset(data or place)
+    if dataset.manifest["checksum"] != checksum:
         raise DataError(f"{dataset.path} is not the dataset that {path} was trained on")
+    dataset.verify()
     if not (path / "best").is_dir():
         raise DataError(f"{path} has no best model yet; train until its first evaluation")
     tensors, document = checkpoint.load(path / "best")
