@@ -10,10 +10,9 @@ import sys
 
 import typer
 
-from crossbatch.cli import data, export, items, recommend, report, reproduce, serve, train
+from crossbatch.cli import data, doctor, export, items, recommend, report, reproduce, serve, train
+from crossbatch.cli.exit_codes import MISTAKE
 from crossbatch.errors import ConfigError, DataError
-
-USER_MISTAKE = 2  # exit code of every error that the user can mend
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,7 +21,7 @@ app = typer.Typer(
     help="Two-tower recommenders with cross-batch negatives: from a log file to recommendations.",
 )
 
-for part in (data, train, export, items, recommend, serve, reproduce, report):
+for part in (data, train, export, items, recommend, serve, reproduce, report, doctor):
     part.register(app)
 
 
@@ -32,8 +31,8 @@ def main() -> None:
         app()
     except (ConfigError, DataError) as error:
         sys.stderr.write(f"crossbatch: {error}\n")
-        sys.exit(USER_MISTAKE)
+        sys.exit(MISTAKE)
     except OSError as error:  # a full disk, a folder without permission: what was whole stays whole
         where = f": {error.filename}" if error.filename else ""
         sys.stderr.write(f"crossbatch: {error.strerror or error}{where}\n")
-        sys.exit(USER_MISTAKE)
+        sys.exit(MISTAKE)

@@ -73,7 +73,11 @@ def prepare(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Prepare a raw log: read, filter, split, encode; a memory-mapped dataset folder."""
+    """Prepare a raw log: read, filter, split, encode; a memory-mapped dataset folder.
+
+    Example: crossbatch prepare clicks.parquet --user user_id --item sku --time ts
+    --items products.parquet --out shop
+    """
     from crossbatch.data.folder import check_free
     from crossbatch.data.options import PrepareOptions
     from crossbatch.data.prepare import prepare as run
@@ -121,15 +125,18 @@ def synth(
         Path | None, typer.Option("--out", "-o", help="Dataset folder to create.")
     ] = None,
     raw: Annotated[Path | None, typer.Option(help="Write the raw log as Parquet instead.")] = None,
-    users: Annotated[int, typer.Option()] = 6_000,
-    items: Annotated[int, typer.Option()] = 3_000,
-    interactions: Annotated[int, typer.Option()] = 120_000,
+    users: Annotated[int, typer.Option(help="How many.")] = 6_000,
+    items: Annotated[int, typer.Option(help="How many.")] = 3_000,
+    interactions: Annotated[int, typer.Option(help="How many.")] = 120_000,
     seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
     cold: Annotated[float, typer.Option(help="Share of items withheld from training.")] = 0.05,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Generate a dataset with known structure: drifting interests, telling titles, cold items."""
+    """Generate a dataset with known structure: drifting interests, telling titles, cold items.
+
+    Example: crossbatch synth --out toy --users 2000 --items 1000 --interactions 40000
+    """
     from crossbatch.data.options import PrepareOptions
     from crossbatch.data.prepare import prepare as run
     from crossbatch.data.synthetic import SynthOptions, synthetic_source, write_raw
@@ -158,7 +165,10 @@ def describe_command(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check every file's checksum.")] = False,
 ) -> None:
-    """Tell what is in a dataset, as a table and, if asked, as a picture."""
+    """Tell what is in a dataset, as a table and, if asked, as a picture.
+
+    Example: crossbatch data describe shop --picture shop.png
+    """
     from crossbatch.data.dataset import open_dataset
     from crossbatch.data.describe import describe
     from crossbatch.data.picture import draw

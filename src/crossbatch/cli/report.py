@@ -29,6 +29,8 @@ def report(
     """Compare runs: tables with intervals, curves, diagnostics and settings on one HTML page.
 
     The page is a single file that needs no network.
+
+    Example: crossbatch report runs/first runs/second --out report.html
     """
     from crossbatch.reports.html import write_html
     from crossbatch.reports.runs import read_runs

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crossbatch.cli.exit_codes import FAILED, INTERRUPTED
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from crossbatch.reproduce.design import Design
     from crossbatch.reproduce.experiments import Request
     from crossbatch.reproduce.folder import GridFolder
-
-INTERRUPTED, SOME_FAILED = 130, 1
 
 
 def register(app: typer.Typer) -> None:
@@ -106,7 +105,7 @@ def reproduce(
     if not quiet:
         typer.echo("\n".join(str(path) for path in written))
     if failed:
-        raise typer.Exit(SOME_FAILED)
+        raise typer.Exit(FAILED)
 
 
 def _open(path: Path) -> Dataset:

@@ -53,6 +53,8 @@ def serve(
 
     Open the address that it prints in a browser. SIGHUP takes up a new bundle at the same path
     without losing a request; SIGTERM or Ctrl-C answers what is under way and stops.
+
+    Example: crossbatch serve first.bundle --port 8000 --watch
     """
     gc.disable()  # a fifth of the start-up; on again before the first request
     # One core answers HTTP, the others search; to be set before the libraries are loaded.

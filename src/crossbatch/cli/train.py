@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crossbatch.cli.exit_codes import INTERRUPTED
+
 if TYPE_CHECKING:
     from typing import Any
-
-INTERRUPTED = 130  # what shells report after Ctrl-C
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 

@@ -211,7 +211,7 @@ class Dataset:
         try:
             # a plain array over the same memory map: a memmap's own indexing is far slower
             mapped: np.ndarray = np.load(path, mmap_mode="r").view(np.ndarray)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise DataError(
                 f"{path} cannot be read ({error}): prepare the dataset again"
             ) from error

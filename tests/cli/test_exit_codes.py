@@ -1,0 +1,104 @@
+"""Exit codes mean the same for every command: 0 done, 1 failed, 2 a mistake, 130 interrupted."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from crossbatch.cli import app, main
+
+# Arguments that name what is not there, and the function that then begins the work.
+COMMANDS = {
+    "prepare": ("nothing --out new", "crossbatch.data.readers.open_source"),
+    "synth": ("--out new --seed -1", "crossbatch.data.prepare.prepare"),
+    "data describe": ("nothing", "crossbatch.data.dataset.open_dataset"),
+    "train": ("nothing.toml --data nothing --out new", "crossbatch.config.Recipe"),
+    "evaluate": ("nothing", "crossbatch.training.saved.evaluate_runs"),
+    "export": ("nothing --out new", "crossbatch.serving.export.export_bundle"),
+    "items add": ("nothing new.csv --out new", "crossbatch.cli.items._table"),
+    "items remove": ("nothing --items i1 --out new", "crossbatch.serving.open_bundle"),
+    "vectors": ("nothing --out new.parquet", "crossbatch.serving.opening.open_recommender"),
+    "recommend": ("nothing --history i1", "crossbatch.serving.opening.open_recommender"),
+    "serve": ("nothing", "crossbatch.serving.server.run.serve"),
+    "reproduce": ("table1 --data nothing --out new", "crossbatch.cli.reproduce._open"),
+    "report": ("nothing", "crossbatch.reports.runs.read_runs"),
+    "doctor": ("--json=yes", "crossbatch.health.examine"),
+}
+
+
+def leaves(group, prefix=""):
+    """Every command of a click group by its full name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}"
+
+
+@pytest.fixture
+def crossbatch(monkeypatch, capfd, tmp_path):
+    """The command as `main` runs it, in this process and an empty folder."""
+
+    def run(line):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["crossbatch", *line.split()])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        output, errors = capfd.readouterr()
+        return subprocess.CompletedProcess(line, code, output, errors)
+
+    return run
+
+
+def test_the_table_has_every_command():
+    assert set(COMMANDS) == set(leaves(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "nonsense", "train --nonsense", "data"])
+def test_a_mistake_is_exit_code_two_without_a_traceback(crossbatch, tmp_path, command):
+    arguments, _ = COMMANDS.get(command, ("", ""))
+    done = crossbatch(f"{command} {arguments}")
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("new*"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_is_exit_code_130(crossbatch, monkeypatch, command):
+    arguments, worker = COMMANDS[command]
+    home, name = worker.rsplit(".", 1)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    interrupted.load = interrupted  # of Recipe
+    monkeypatch.setattr(importlib.import_module(home), name, interrupted)
+    done = crossbatch(f"{command} {arguments.replace('--json=yes', '').replace('--seed -1', '')}")
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("line", ["--help", "synth --help", "--show-completion bash"])
+def test_what_is_asked_for_is_exit_code_zero(crossbatch, line):
+    assert crossbatch(line).returncode == 0
+
+
+def test_what_nobody_foresaw_keeps_its_traceback():
+    """Python itself then ends with 1: a bug must not look like a mistake of the user."""
+    code = (
+        "import crossbatch.health as health\n"
+        "def bug(_): raise RuntimeError('a bug')\n"
+        "health.examine = bug\n"
+        "from crossbatch.cli import main\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "doctor"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "RuntimeError: a bug" in done.stderr
