@@ -15,6 +15,7 @@ COMMANDS = {
     "synth": ("--out new --seed -1", "crossbatch.data.prepare.prepare"),
     "data describe": ("nothing", "crossbatch.data.dataset.open_dataset"),
     "train": ("nothing.toml --data nothing --out new", "crossbatch.config.Recipe"),
+    "tune": ("nothing.toml --data nothing --out new", "crossbatch.config.Recipe"),
     "evaluate": ("nothing", "crossbatch.training.saved.evaluate_runs"),
     "export": ("nothing --out new", "crossbatch.serving.export.export_bundle"),
     "items add": ("nothing new.csv --out new", "crossbatch.cli.items._table"),

@@ -1,6 +1,10 @@
+import json
+from contextlib import suppress
+
 import pytest
 
 from crossbatch.errors import ConfigError
+from crossbatch.training import fit
 from crossbatch.training.trackers import open_trackers, scalars
 
 FIELDS = {"loss": 1.5, "diagnostics": {"hardness": 0.25, "bank_staleness": float("nan")}, "x": "y"}
@@ -10,28 +14,57 @@ def test_scalars_are_the_numbers_of_a_line():
     assert scalars("train", FIELDS) == {"train/loss": 1.5, "train/hardness": 0.25}
 
 
-def test_tensorboard_can_read_what_was_written(tmp_path):
+def test_tensorboard_can_read_what_a_run_wrote(dataset, recipe, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    (tracker,) = open_trackers(["tensorboard"], tmp_path)
-    for step in (10, 20):
-        tracker.event("train", step, {"loss": step / 10})
+    run = tmp_path / "run"
+    (tracker,) = open_trackers(["tensorboard"], run)
+    assert not run.exists()  # or the run folder would be refused as not empty
+    fit(dataset, recipe, run, trackers=(tracker,), test=False)
     tracker.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(10, 1.0), (20, 2.0)]
+    assert {e.step: e.value for e in events.Scalars("eval/recall@50")} == journal(run)
 
 
-def test_mlflow_can_read_what_was_written(tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # between MLflow and SQLAlchemy
+def test_mlflow_can_read_what_a_run_wrote_in_two_sittings(dataset, recipe, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
-    (tracker,) = open_trackers(["mlflow"], tmp_path / "first")
-    run_id = mlflow.active_run().info.run_id
-    tracker.event("eval", 5, {"metrics": {"recall@50": 0.125}})
-    tracker.close()
-    assert mlflow.get_run(run_id).data.metrics == {"eval/recall_at_50": 0.125}
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    run = tmp_path / "run"
+
+    def killed(_trainer, step):
+        if step == 30:
+            raise KeyboardInterrupt
+
+    for probe in (killed, None):
+        (tracker,) = open_trackers(["mlflow"], run)
+        with suppress(KeyboardInterrupt):
+            fit(dataset, recipe, run, trackers=(tracker,), test=False, probe=probe, resume=True)
+        tracker.close()
+    client = mlflow.MlflowClient()
+    (found,) = client.search_runs([client.get_experiment_by_name("Default").experiment_id])
+    assert found.data.params["sampler.capacity"] == "70"
+    history = client.get_metric_history(found.info.run_id, "eval/recall_at_50")
+    assert {m.step: m.value for m in history} == journal(run)
+
+
+def journal(run):
+    """Recall at 50 by step, as the journal has it; float32 is what TensorBoard keeps."""
+    lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    evals = {e["step"]: e["metrics"]["recall@50"] for e in lines if e["event"] == "eval"}
+    assert set(evals) == {20, 40, 60}
+    return {step: pytest.approx(value, rel=1e-6) for step, value in evals.items()}
+
+
+def test_a_store_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://somewhere")
+    (tracker,) = open_trackers(["mlflow"], tmp_path)
+    with pytest.raises(ConfigError, match="set MLFLOW_TRACKING_URI"):
+        tracker.event("eval", 5, {"metrics": {"recall@50": 0.125}})
 
 
 def test_unknown_trackers_are_refused(tmp_path):

@@ -10,7 +10,18 @@ import sys
 
 import typer
 
-from crossbatch.cli import data, doctor, export, items, recommend, report, reproduce, serve, train
+from crossbatch.cli import (
+    data,
+    doctor,
+    export,
+    items,
+    recommend,
+    report,
+    reproduce,
+    serve,
+    train,
+    tune,
+)
 from crossbatch.cli.exit_codes import MISTAKE
 from crossbatch.errors import ConfigError, DataError
 
@@ -21,7 +32,7 @@ app = typer.Typer(
     help="Two-tower recommenders with cross-batch negatives: from a log file to recommendations.",
 )
 
-for part in (data, train, export, items, recommend, serve, reproduce, report, doctor):
+for part in (data, train, tune, export, items, recommend, serve, reproduce, report, doctor):
     part.register(app)
 
 

@@ -18,6 +18,7 @@ import torch
 from crossbatch.errors import ConfigError
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training.assemble import build_trainer, pick_device, resolve
+from crossbatch.training.endings import DivergedError, Interrupted
 from crossbatch.training.examples import write_examples
 from crossbatch.training.interrupt import interrupt_flag
 from crossbatch.training.journal import Journal
@@ -48,10 +49,6 @@ class Probe(Protocol):
         """Called after every step; what it returns becomes a journal line `"probe"`."""
 
 
-class Interrupted(Exception):  # noqa: N818 (not an error: the run is saved)
-    """Training was stopped by the user; the message says how to go on."""
-
-
 def fit(
     dataset: Dataset,
     recipe: Recipe,
@@ -74,7 +71,7 @@ def fit(
             a batch and that has methods `users` and `items`, as `TwoTower` does.
         resume: Whether to go on with the run in `out`. A finished one returns its result.
         progress: Where to show progress; silent by default.
-        trackers: Further places that journal lines go to.
+        trackers: Further places that journal lines go to; what one raises ends the run.
         probe: Measures beside training; its time is not training time.
         test: Whether to look at the test users. A search for settings must not.
 
@@ -83,6 +80,7 @@ def fit(
 
     Raises:
         Interrupted: If Ctrl-C ended training; a checkpoint was saved.
+        DivergedError: If the loss was not finite; the last good checkpoint stays.
     """
     recipe = resolve(recipe, dataset)
     folder = RunFolder(Path(out), resume=resume)
@@ -211,7 +209,7 @@ class _Run:
                 )
             except NonFiniteLossError as error:
                 write("stop", trainer.step, reason="nan")
-                raise ConfigError(
+                raise DivergedError(
                     f"batch {trainer.step} of seed {train.seed}: {error}; the last good checkpoint "
                     f"is in {self.folder.checkpoints}"
                 ) from None

@@ -203,8 +203,8 @@ def changed_keys(earlier: dict[str, Any], config: dict[str, Any]) -> Iterator[tu
     """Yield every key that makes `config` another run than `earlier`, and its two values."""
     config = json.loads(json.dumps(config))  # tuples become lists, as in the file
     for section in ("model", "sampler", "loss", "train", "dataset"):
-        before = _flat(earlier.get(section, {}))
-        for key, value in _flat(config.get(section, {})).items():
+        before = flat(earlier.get(section, {}))
+        for key, value in flat(config.get(section, {})).items():
             if before.get(key) != value and f"{section}.{key}" not in RESUMABLE_CHANGES:
                 yield f"{section}.{key}", before.get(key), value
 
@@ -236,13 +236,14 @@ def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def _flat(section: Any, prefix: str = "") -> dict[str, Any]:
+def flat(section: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, by dotted keys."""
     if not isinstance(section, dict):
         return {prefix: section}
-    flat: dict[str, Any] = {}
+    whole: dict[str, Any] = {}
     for key, value in section.items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else key)
-    return flat
+        whole |= flat(value, f"{prefix}.{key}" if prefix else key)
+    return whole
 
 
 def in_use(path: Path) -> bool:

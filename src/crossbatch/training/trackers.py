@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Protocol
 
 from crossbatch.errors import ConfigError
+from crossbatch.training.run_folder import flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,37 +29,63 @@ class TensorBoard:
     def __init__(self, run: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(run / "tensorboard"))
+        # Opened at the first line: a run folder that is refused must stay as it is.
+        self._open: Callable[[], Any] = lambda: SummaryWriter(str(run / "tensorboard"))
+        self._writer: Any = None
 
     def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
         """Write the line's numbers as scalars."""
+        self._writer = self._writer or self._open()
         for name, value in scalars(event, fields).items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Flush to disk."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class MLflow:
-    """Metrics of an MLflow run, on the server that MLFLOW_TRACKING_URI names."""
+    """Parameters and metrics of an MLflow run; a resumed training goes on with the same one.
+
+    They go where MLFLOW_TRACKING_URI says, else into `mlflow.db` in the working folder, as MLflow
+    itself would have it.
+    """
 
     def __init__(self, run: Path) -> None:
         import mlflow  # type: ignore[import-not-found,unused-ignore]
 
         self._mlflow: Any = mlflow
-        mlflow.start_run(run_name=run.name)
+        self._run = run
 
     def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
-        """Log the line's numbers as metrics."""
+        """Log the line's numbers as metrics, and the recipe once."""
         # MLflow allows no @ in names.
         numbers = {k.replace("@", "_at_"): v for k, v in scalars(event, fields).items()}
-        if numbers:
-            self._mlflow.log_metrics(numbers, step=step)
+        try:
+            if self._mlflow.active_run() is None:
+                self._start()
+            if numbers:
+                self._mlflow.log_metrics(numbers, step=step)
+        except self._mlflow.exceptions.MlflowException as error:
+            raise ConfigError(
+                f"--track mlflow: {str(error).splitlines()[0]}; set MLFLOW_TRACKING_URI to a "
+                "server or to sqlite:///FILE, or leave --track out"
+            ) from None
 
     def close(self) -> None:
         """End the MLflow run."""
         self._mlflow.end_run()
+
+    def _start(self) -> None:
+        remembered = self._run / "mlflow_run_id.txt"
+        if remembered.is_file():
+            self._mlflow.start_run(run_id=remembered.read_text().strip())
+            return
+        started = self._mlflow.start_run(run_name=self._run.name)
+        remembered.write_text(started.info.run_id + "\n")
+        config = json.loads((self._run / "config.json").read_text())
+        self._mlflow.log_params(flat(config))
 
 
 TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}

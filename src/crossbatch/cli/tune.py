@@ -1,0 +1,91 @@
+"""`crossbatch tune`: search for a recipe's settings on validation users."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from crossbatch.cli.exit_codes import INTERRUPTED
+from crossbatch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import optuna
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("tune")(tune)
+
+
+def tune(
+    recipe: Annotated[Path, typer.Argument(help="Recipe to start from; it is the first trial.")],
+    data: Annotated[Path, typer.Option("--data", help="Dataset folder from prepare or synth.")],
+    out: Annotated[Path, typer.Option("--out", help="Study folder; the same one goes on.")],
+    trials: Annotated[
+        int, typer.Option(min=1, help="How many in all, earlier ones included.")
+    ] = 20,
+    space: Annotated[
+        Path | None,
+        typer.Option(help="TOML of ranges and choices; else learning rate, dropout, bank, …"),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the recipe."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Search for settings: train trials, give up hopeless ones, write the best as a recipe.
+
+    Test users are never looked at. Ctrl-C or a crash loses nothing: the same command goes on.
+
+    Example: crossbatch tune recipes/demo.toml --data demo/dataset --out study --trials 30
+    """
+    try:
+        from crossbatch.tuning.study import tune as run
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"tune needs {error.name}: pip install 'crossbatch[tune]'") from None
+    from crossbatch.config import Recipe
+    from crossbatch.data import open_dataset
+    from crossbatch.training import Interrupted
+    from crossbatch.training.progress import Silent, Terminal
+    from crossbatch.tuning import read_space
+
+    loaded = Recipe.load(recipe, set_ or [])
+    searched = read_space(space) if space else None
+    try:
+        run(
+            open_dataset(data),
+            loaded,
+            out,
+            trials=trials,
+            space=searched,
+            progress=Silent if quiet else partial(Terminal, loaded.train.metric),
+            on_trial=_silent if quiet else _teller(loaded.train.metric),
+        )
+    except Interrupted:
+        sys.stderr.write("crossbatch: stopped and saved; the same command goes on\n")
+        raise typer.Exit(INTERRUPTED) from None
+    if not quiet:
+        typer.echo(f"{out / 'trials.md'}\n{out / 'best.toml'}")
+
+
+def _silent(*_: object) -> None:
+    """Tell nothing."""
+
+
+def _teller(metric: str) -> Callable[[optuna.Study, optuna.trial.FrozenTrial], None]:
+    def tell(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        finished = [t.values[0] for t in study.trials if t.state.name == "COMPLETE" and t.values]
+        value = f"{100 * trial.values[0]:.2f} %" if trial.values else "-"
+        best = f" (best {100 * max(finished):.2f} %)" if finished else ""
+        settings = " ".join(trial.user_attrs.get("overrides", []))
+        word = trial.state.name.lower()
+        typer.echo(f"trial {trial.number} {word}: {metric} {value}{best}  {settings}")
+
+    return tell

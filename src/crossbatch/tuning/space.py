@@ -1,0 +1,174 @@
+"""What a search may change: ranges and choices by key, in the shape of a recipe.
+
+    [train]
+    lr = { low = 0.0003, high = 0.01, log = true }
+    [sampler]
+    capacity = [512, 1024, 2432]
+
+Whatever is drawn becomes a `section.key=value` override, as `crossbatch train --set` takes them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from crossbatch.errors import ConfigError
+from crossbatch.tuning.toml_text import toml_value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import optuna
+
+    from crossbatch.config import Recipe
+
+RANGE_KEYS = {"low", "high", "log"}
+BANKS = (4, 9, 19, 39)  # bank sizes of the default space, in batches
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers from `low` to `high`, whole ones if both ends are."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        numbers = all(isinstance(end, int | float) for end in (self.low, self.high))
+        if not numbers or not self.low < self.high or (self.log and self.low <= 0):
+            raise ConfigError(
+                "a range needs numbers low < high, and low > 0 if log = true, got "
+                f"low = {self.low!r}, high = {self.high!r}"
+            )
+
+    def draw(self, trial: optuna.Trial, key: str) -> str:
+        """A value as TOML; four digits are more than any search can tell apart."""
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return str(trial.suggest_int(key, self.low, self.high, log=self.log))
+        return f"{trial.suggest_float(key, self.low, self.high, log=self.log):.4g}"
+
+    def own(self, value: object) -> float | None:
+        """The value as a parameter of the search, if it lies in the range."""
+        fits = isinstance(value, int | float) and self.low <= value <= self.high
+        return value if fits and isinstance(value, int | float) else None
+
+    def ends(self) -> list[str]:
+        """Values that must be valid if the range is."""
+        return [toml_value(self.low), toml_value(self.high)]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some values, each as TOML text: Optuna's choices are plain, ours may be tables."""
+
+    options: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.options:
+            raise ConfigError("a list of choices must not be empty")
+
+    def draw(self, trial: optuna.Trial, key: str) -> str:
+        """A value as TOML."""
+        return str(trial.suggest_categorical(key, self.options))
+
+    def own(self, value: object) -> str | None:
+        """The value as a parameter of the search, if it is one of the choices."""
+        text = toml_value(value) if value is not None else ""
+        return text if text in self.options else None
+
+    def ends(self) -> list[str]:
+        """Values that must be valid."""
+        return list(self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Ranges and choices by dotted key."""
+
+    keys: Mapping[str, Range | Choice]
+
+    def draw(self, trial: optuna.Trial) -> list[str]:
+        """Overrides of a recipe, as the search suggests them."""
+        return [f"{key}={each.draw(trial, key)}" for key, each in self.keys.items()]
+
+    def own(self, recipe: Recipe) -> dict[str, float | str]:
+        """The recipe's own values, as far as they lie in the space."""
+        document = recipe.to_dict()
+        found = {key: each.own(_at(document, key)) for key, each in self.keys.items()}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise `ConfigError` if a key or value is none that the recipe could have."""
+        for key, each in self.keys.items():
+            for text in each.ends():
+                recipe.changed([f"{key}={text}"])
+
+    def describe(self) -> dict[str, list[str]]:
+        """What is searched, as JSON, to tell one study from another."""
+        return {key: [type(each).__name__, repr(each)] for key, each in self.keys.items()}
+
+
+def read_space(path: Path) -> Space:
+    """Read a TOML file whose values are lists of choices or tables `{ low, high, log }`."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"space {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"space {path} is not TOML: {error}") from None
+    keys = _parse(document, "")
+    if not keys:
+        raise ConfigError(f"space {path} is empty: name a key, such as lr below [train]")
+    return Space(keys)
+
+
+def default_space(recipe: Recipe) -> Space:
+    """What moves the metrics most: learning rate, history dropout, temperature, bank size.
+
+    Args:
+        recipe: A resolved recipe; its own values always lie in the space.
+    """
+    keys: dict[str, Range | Choice] = {
+        "train.lr": _around(recipe.train.lr, 0.0003, 0.01, log=True),
+        "model.history_dropout": _around(recipe.model.history_dropout, 0.0, 0.6),
+    }
+    if recipe.model.normalize:  # scores of vectors without a fixed length have a scale of their own
+        keys["loss.temperature"] = _around(recipe.loss.temperature, 0.03, 0.5, log=True)
+    if recipe.sampler["name"] == "cross_batch":
+        sizes = {size * recipe.train.batch_size for size in BANKS} | {recipe.sampler["capacity"]}
+        keys["sampler.capacity"] = Choice(tuple(str(size) for size in sorted(sizes)))
+    return Space(keys)
+
+
+def _around(own: float, low: float, high: float, *, log: bool = False) -> Range:
+    return Range(min(own, low), max(own, high), log)
+
+
+def _parse(section: Mapping[str, Any], prefix: str) -> dict[str, Range | Choice]:
+    keys: dict[str, Range | Choice] = {}
+    for name, value in section.items():
+        key = f"{prefix}{name}"
+        try:
+            if isinstance(value, list):
+                keys[key] = Choice(tuple(toml_value(option) for option in value))
+            elif isinstance(value, dict) and value and set(value) <= RANGE_KEYS:
+                keys[key] = Range(**value)
+            elif isinstance(value, dict):
+                keys |= _parse(value, f"{key}.")
+            else:
+                raise ConfigError(f"expected a list of choices or {{ low, high }}, got {value!r}")
+        except (ConfigError, TypeError) as error:
+            raise ConfigError(f"space, {key}: {error}") from None
+    return keys
+
+
+def _at(document: Mapping[str, Any], key: str) -> Any:
+    """What a dotted key holds; None if there is nothing."""
+    value: Any = document
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,192 @@
+"""`tune`: trials of a recipe, pruned by their validation curves; the same call goes on.
+
+    study = tune(open_dataset("shop"), Recipe.load(Path("recipes/demo.toml")), "study", trials=30)
+
+Each trial is an ordinary run below `STUDY/trials`, with its journal; test users are never looked
+at. Optuna keeps the study in `STUDY/study.db`. A trial that was killed goes on from its checkpoint,
+and trial n is drawn by a generator of seed + n from those before it: an interrupted study ends as
+one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.trial import TrialState
+from sqlalchemy import URL
+
+from crossbatch.errors import ConfigError
+from crossbatch.training import DivergedError, fit
+from crossbatch.training.assemble import resolve
+from crossbatch.training.progress import Silent
+from crossbatch.training.run_folder import RunFolder
+from crossbatch.tuning.outcome import write_outcome
+from crossbatch.tuning.space import Space, default_space
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from crossbatch.config import Recipe
+    from crossbatch.data import Dataset
+    from crossbatch.training.progress import Progress
+
+DATABASE = "study.db"
+UNPRUNED = 4  # trials that set the standard before any is given up
+FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+
+
+def tune(
+    dataset: Dataset,
+    recipe: Recipe,
+    out: Path | str,
+    *,
+    trials: int,
+    space: Space | None = None,
+    progress: Callable[[], Progress] = Silent,
+    on_trial: Callable[[optuna.Study, optuna.trial.FrozenTrial], None] = lambda *_: None,
+) -> optuna.Study:
+    """Search until the study has so many trials, those of earlier sittings included.
+
+    Args:
+        dataset: What to train on; its validation users decide.
+        recipe: Where to start: the first trial has its values, as far as the space does.
+        out: Study folder; made if absent, gone on with if it holds this study.
+        trials: How many, in all.
+        space: What may change; by default `default_space`.
+        progress: Makes what shows the progress of a trial.
+        on_trial: Told of every finished trial.
+
+    Raises:
+        ConfigError: If the folder holds another study, or a setting cannot be trained at all.
+        Interrupted: If Ctrl-C ended a trial; its checkpoint was saved.
+    """
+    out, space = Path(out), space or default_space(resolve(recipe, dataset))
+    if trials < 1:
+        raise ConfigError(f"trials must be at least 1, got {trials}")
+    space.check(recipe)
+    if out.exists() and any(out.iterdir()) and not (out / DATABASE).is_file():
+        raise ConfigError(f"{out} is not empty and holds no study; choose another --out")
+    folder = RunFolder(out, resume=True)  # its lock keeps two searches apart
+    try:
+        study = _open_study(dataset, recipe, space, out)
+        while len(study.get_trials(states=FINISHED)) < trials:
+            trial = _next_trial(study, recipe.train.seed)
+            _run_trial(study, trial, dataset, recipe, space, out, progress())
+            on_trial(study, study.trials[trial.number])
+            write_outcome(study, recipe, out)
+        write_outcome(study, recipe, out)
+        return study
+    finally:
+        folder.close()
+
+
+def _open_study(dataset: Dataset, recipe: Recipe, space: Space, out: Path) -> optuna.Study:
+    """Make the study, or open it after it proved to be the same one."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    resolved = resolve(recipe, dataset)
+    warmup = int(resolved.sampler.get("warmup_steps", 0))
+    address = URL.create("sqlite", database=str((out / DATABASE).absolute())).render_as_string()
+    study = optuna.create_study(
+        study_name="crossbatch",
+        storage=address,
+        direction="maximize",
+        load_if_exists=True,
+        # Curves before the bank is read say little of what comes after.
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED, n_warmup_steps=warmup),
+    )
+    about = {
+        "recipe": recipe.to_dict(),
+        "space": space.describe(),
+        "dataset": dataset.manifest["checksum"],
+    }
+    about = json.loads(json.dumps(about))
+    known: dict[str, Any] = study.user_attrs.get("about", about)
+    for part, value in about.items():
+        if known[part] != value:
+            raise ConfigError(
+                f"{out} holds a study of another {part}; give it the one it began with, or choose "
+                "another --out"
+            )
+    if not study.trials:
+        study.set_user_attr("about", about)
+        study.set_user_attr("metric", recipe.train.metric)
+        study.enqueue_trial(space.own(resolved))
+    return study
+
+
+def _next_trial(study: optuna.Study, seed: int) -> optuna.Trial:
+    """The trial that was killed, if any, else a new one."""
+    killed = study.get_trials(states=(TrialState.RUNNING,))
+    number = killed[0].number if killed else len(study.get_trials(states=FINISHED))
+    study.sampler = optuna.samplers.TPESampler(seed=seed + number)
+    if killed:
+        # ask() only makes new trials; an existing one has no public handle but its id.
+        return optuna.Trial(study, killed[0]._trial_id)
+    return study.ask()
+
+
+def _run_trial(
+    study: optuna.Study,
+    trial: optuna.Trial,
+    dataset: Dataset,
+    recipe: Recipe,
+    space: Space,
+    out: Path,
+    progress: Progress,
+) -> None:
+    overrides = space.draw(trial)
+    trial.set_user_attr("overrides", overrides)
+    path, metric = out / "trials" / f"{trial.number:03d}", recipe.train.metric
+    judge = Judge(trial, metric, set(study.trials[trial.number].intermediate_values))
+    try:
+        result = fit(
+            dataset,
+            recipe.changed(overrides),
+            path,
+            resume=True,
+            progress=progress,
+            trackers=(judge,),
+            test=False,
+        )
+    except optuna.TrialPruned:
+        study.tell(trial, state=TrialState.PRUNED)
+    except DivergedError:
+        study.tell(trial, state=TrialState.FAIL)
+    except ConfigError:
+        study.tell(trial, state=TrialState.FAIL)
+        raise
+    else:
+        study.tell(trial, result["valid"][metric])
+    finally:
+        progress.stop()
+    for weights in ("best", "checkpoints"):  # a trial's numbers are all that is wanted of it
+        shutil.rmtree(path / weights, ignore_errors=True)
+
+
+class Judge:
+    """A tracker that shows a trial's validation curve to the study and ends what is hopeless.
+
+    Args:
+        trial: The trial.
+        metric: Which of the metrics decides.
+        reported: Steps that the study knows already, from before a kill.
+    """
+
+    def __init__(self, trial: optuna.Trial, metric: str, reported: set[int]) -> None:
+        self._trial, self._metric, self._reported = trial, metric, reported
+
+    def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
+        """Report an evaluation; raises `optuna.TrialPruned` out of the training."""
+        if event != "eval":
+            return
+        if step not in self._reported:
+            self._trial.report(fields["metrics"][self._metric], step)
+        if self._trial.should_prune():
+            raise optuna.TrialPruned
+
+    def close(self) -> None:
+        """Nothing to finish."""
