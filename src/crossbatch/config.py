@@ -153,7 +153,7 @@ class Recipe:
     """All of a run but its data."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    sampler: dict[str, Any] = field(default_factory=lambda: {"name": "cross_batch"})
+    sampler: dict[str, Any] = field(default_factory=lambda: {"name": "auto"})
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
@@ -179,9 +179,9 @@ class Recipe:
                 raise ConfigError(f"unknown section [{section}]{_nearest(section, known)}")
             if not isinstance(content, Mapping):
                 raise ConfigError(f"[{section}] must be a table of keys, got {content!r}")
-        sampler = dict(document.get("sampler", {"name": "cross_batch"}))
+        sampler = dict(document.get("sampler", {"name": "auto"}))
         if not isinstance(sampler.get("name"), str):
-            raise ConfigError('[sampler] needs a name, such as name = "cross_batch"')
+            raise ConfigError('[sampler] needs a name, such as name = "auto"')
         return cls(
             model=_section(ModelConfig, "model", document),
             sampler=sampler,

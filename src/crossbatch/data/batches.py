@@ -13,6 +13,7 @@ from crossbatch.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
     from torch import Tensor
 
 BLOCK_SAMPLES = 8_192  # samples that are gathered at once …
@@ -32,6 +33,14 @@ class Batch:
     user_ids: Tensor
     history: Tensor
     item_ids: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same samples on a device."""
+        user_ids, history, item_ids = (
+            tensor.to(device, non_blocking=True)
+            for tensor in (self.user_ids, self.history, self.item_ids)
+        )
+        return Batch(user_ids, history, item_ids)
 
 
 @dataclass(frozen=True, slots=True)

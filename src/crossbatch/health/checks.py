@@ -30,7 +30,7 @@ CHECKS: Mapping[str, tuple[Check, ...]] = {
         machine.gpu,
         machine.disk,
     ),
-    "data": (dataset.files, machine.disk, beside),
+    "data": (dataset.files, dataset.negatives, machine.disk, beside),
     "run": (
         run.in_training,
         run.state,

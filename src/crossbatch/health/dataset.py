@@ -28,3 +28,17 @@ def files(folder: Path) -> Iterator[Finding]:
         f"format {manifest['format_version']}, {len(manifest['files'])} files as written: "
         f"{dataset.num_users:,} users, {dataset.num_items:,} items",
     )
+
+
+def negatives(folder: Path) -> Iterator[Finding]:
+    """Which sampler a recipe without further wishes would get, measured on its towers."""
+    from crossbatch.config import Recipe
+    from crossbatch.data import open_dataset
+    from crossbatch.training.advice import advise
+
+    try:
+        dataset = open_dataset(folder)
+        dataset.verify()  # kernels trust what they read
+    except DataError:
+        return  # reported by `files`
+    yield ok("negatives", str(advise(Recipe(), dataset)))

@@ -17,6 +17,7 @@ from crossbatch.negatives.masks import known_positives_mask
 from crossbatch.negatives.memory_bank import MemoryBank
 from crossbatch.negatives.mixed import MixedSampler
 from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler
+from crossbatch.negatives.streaming import StreamingFrequency
 from crossbatch.negatives.uniform import UniformSampler
 
 SAMPLERS: dict[str, type[NegativeSampler]] = {
@@ -38,6 +39,7 @@ __all__ = [
     "MixedSampler",
     "NegativeSampler",
     "NonFiniteLossError",
+    "StreamingFrequency",
     "UniformSampler",
     "best_interest",
     "diagnose",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from crossbatch.negatives.candidates import Candidates
 from crossbatch.negatives.in_batch import InBatchSampler
 from crossbatch.negatives.memory_bank import MemoryBank
+from crossbatch.negatives.staleness import DriftGauge
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +43,16 @@ class CrossBatchSampler(InBatchSampler):
         fill_during_warmup: Whether the bank fills during warm-up, so that it is full when first
             read; otherwise it starts empty when warm-up ends.
         bank_dtype: Storage of the bank: `"float32"`, `"bfloat16"` or `"float16"`.
+        streaming_q: As in `InBatchSampler`; a cached row keeps the estimate of its own time.
+        max_staleness: If above 0, read only as many of the newest rows as are on average at most
+            this stale (relative distance to the present vector), as `DriftGauge` measures while
+            training. It makes the bank grow into use as vectors settle, so that neither
+            `warmup_steps` nor `capacity` needs a search; 0.1 held on all data we tried.
+        guard: Whether whoever watches training may switch the bank off for good when its numbers
+            predict harm (`switch_off`); the training loop does.
     """
+
+    off: Tensor
 
     def __init__(
         self,
@@ -51,26 +63,43 @@ class CrossBatchSampler(InBatchSampler):
         item_gradient: str = "paper",
         fill_during_warmup: bool = True,
         bank_dtype: str = "float32",
+        streaming_q: bool = False,
+        max_staleness: float = 0.0,
+        guard: bool = False,
     ) -> None:
-        super().__init__(corpus)
+        super().__init__(corpus, streaming_q=streaming_q)
         check_bank_options(warmup_steps, item_gradient)
+        if not 0 <= max_staleness < 1:
+            raise ValueError(f"max_staleness must be between 0 (off) and 1, got {max_staleness}")
         self.bank = MemoryBank(capacity, corpus.dim, dtype=bank_dtype)
         self.warmup_steps = warmup_steps
         self.item_gradient = item_gradient
         self.fill_during_warmup = fill_during_warmup
+        self.max_staleness = max_staleness
+        self.drift = DriftGauge() if max_staleness else None
+        self.guard = guard
+        self.register_buffer("off", torch.zeros((), dtype=torch.bool, device="cpu"))
 
     def draw(self, users: Tensor, positives: Candidates, encode: ItemEncoder) -> Candidates:
         """The batch's positives and, after warm-up, the rows of the bank."""
-        if int(self.bank.step) < self.warmup_steps:
+        if int(self.bank.step) < self.warmup_steps or bool(self.off):
             return positives
-        return with_bank(positives, self.bank.read(), self.item_gradient)
+        newest = self.drift and self.drift.readable_rows(self.max_staleness, len(positives))
+        return with_bank(positives, self.bank.read(newest), self.item_gradient)
 
     def observe(self, positives: Candidates) -> None:
         """Enqueue the positives at the end of the iteration; the oldest rows leave."""
+        super().observe(positives)
+        if self.drift is not None:
+            self.drift.observe(self.bank, positives)
         if self.fill_during_warmup or int(self.bank.step) >= self.warmup_steps:
             self.bank.enqueue(positives)
         else:
             self.bank.skip()
+
+    def switch_off(self) -> None:
+        """Never read the bank again: plain in-batch sampling from here on, after a resume too."""
+        self.off = torch.ones_like(self.off)
 
 
 def with_bank(positives: Candidates, cached: Candidates, item_gradient: str) -> Candidates:

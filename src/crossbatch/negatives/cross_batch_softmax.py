@@ -19,6 +19,7 @@ from crossbatch.negatives.frequency import LogFrequency
 from crossbatch.negatives.loss import Reduction, check_softmax_options, sampled_softmax_loss
 from crossbatch.negatives.masks import known_positives_mask
 from crossbatch.negatives.memory_bank import MemoryBank
+from crossbatch.negatives.streaming import StreamingFrequency
 
 
 class CrossBatchSoftmax(nn.Module):
@@ -42,7 +43,8 @@ class CrossBatchSoftmax(nn.Module):
         capacity: Rows of the bank; 0 for in-batch negatives alone.
         warmup_steps: Training calls before the bank is read; it fills meanwhile.
         item_counts: `[R]` how often each item is a positive in training; ids index it directly.
-            Without it, log q is left out, which is right only if items are about equally frequent.
+            A `StreamingFrequency` learns it from the batches. Without either, log q is left out,
+            which is right only if items are about equally frequent.
         temperature: Divides the scores; use 0.05-0.1 with L2-normalised vectors.
         item_gradient: `"balanced"` or `"paper"`.
         mask: `"both"`, `"batch"` or `"none"`; see `sampled_softmax_loss`.
@@ -56,7 +58,7 @@ class CrossBatchSoftmax(nn.Module):
         dim: int,
         capacity: int = 2432,
         warmup_steps: int = 1000,
-        item_counts: Tensor | None = None,
+        item_counts: Tensor | StreamingFrequency | None = None,
         temperature: float = 1.0,
         item_gradient: str = "balanced",
         *,
@@ -69,7 +71,11 @@ class CrossBatchSoftmax(nn.Module):
         check_bank_options(warmup_steps, item_gradient)
         check_softmax_options(temperature, mask, chunk_size)
         self.bank = MemoryBank(capacity, dim, dtype=bank_dtype)
-        self.frequency = None if item_counts is None else LogFrequency(item_counts)
+        self.frequency: LogFrequency | StreamingFrequency | None
+        if item_counts is None or isinstance(item_counts, StreamingFrequency):
+            self.frequency = item_counts
+        else:
+            self.frequency = LogFrequency(item_counts)
         self.warmup_steps = warmup_steps
         self.temperature = temperature
         self.item_gradient = item_gradient
@@ -167,6 +173,8 @@ class CrossBatchSoftmax(nn.Module):
             self.bank.enqueue(positives)
         else:
             self.bank.skip()
+        if isinstance(self.frequency, StreamingFrequency):
+            self.frequency.observe(positives.item_ids)
         self._last = (
             users.detach(),
             Candidates(positives.embeddings.detach(), positives.item_ids, positives.log_q),

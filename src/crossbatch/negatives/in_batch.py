@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 from crossbatch.negatives.frequency import LogFrequency
 from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler, positive_counts
+from crossbatch.negatives.streaming import StreamingFrequency
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.negatives.candidates import Candidates, Corpus
+
+BUCKETS_PER_ITEM = 4  # of a streaming q: with two tables, one item in about 20 is overestimated
 
 
 class InBatchSampler(NegativeSampler):
@@ -18,11 +21,22 @@ class InBatchSampler(NegativeSampler):
 
     An item is in the batch as often as it is a positive, so q is the unigram law of `corpus` and
     every logit, the positive's too, is `u·v − log q`.
+
+    Args:
+        corpus: Item counts and dimension.
+        streaming_q: Whether to estimate the law from the batches as they come instead, for
+            popularity that drifts away from the counts.
     """
 
-    def __init__(self, corpus: Corpus) -> None:
+    frequency: LogFrequency | StreamingFrequency
+
+    def __init__(self, corpus: Corpus, *, streaming_q: bool = False) -> None:
         super().__init__(corpus)
-        self.frequency = LogFrequency(positive_counts(corpus))
+        self.frequency = (
+            StreamingFrequency(BUCKETS_PER_ITEM * corpus.num_items)
+            if streaming_q
+            else LogFrequency(positive_counts(corpus))
+        )
 
     def log_q(self, item_ids: Tensor) -> Tensor:
         """`[N]` log of the unigram law."""
@@ -32,3 +46,8 @@ class InBatchSampler(NegativeSampler):
     def draw(self, users: Tensor, positives: Candidates, encode: ItemEncoder) -> Candidates:
         """The batch's own positives; the loss leaves each row's own item out by id."""
         return positives
+
+    def observe(self, positives: Candidates) -> None:
+        """Learn q from the batch, where it is learned."""
+        if isinstance(self.frequency, StreamingFrequency):
+            self.frequency.observe(positives.item_ids)

@@ -74,9 +74,15 @@ class MemoryBank(nn.Module):
         return int(self.fill)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def read(self) -> Candidates:
-        """The written rows, oldest first, as constants; empty before the first `enqueue`."""
+    def read(self, newest: int | None = None) -> Candidates:
+        """The written rows, oldest first, as constants; empty before the first `enqueue`.
+
+        Args:
+            newest: Read this many of the youngest rows at most.
+        """
         window = self._window()
+        if newest is not None:
+            window = slice(max(window.start, window.stop - newest), window.stop)
         return Candidates(
             # .data: the rows behind this view never change, so autograd need not guard them
             # against the enqueue that may come between a forward and its backward.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.negatives.candidates import Corpus
+    from crossbatch.negatives.frequency import LogFrequency
     from crossbatch.negatives.sampler import ItemEncoder
 
 
@@ -73,7 +74,8 @@ class MixedSampler(InBatchSampler):
             log_q = torch.full(ids.shape, -math.log(self.num_items), device=ids.device)
         else:
             # Not through the checked look-up: an item unseen in training has p = 0 and a finite Q*.
-            log_q = self._log_mixture(self.frequency.log_q[ids], self.batch_size or len(positives))
+            log_p = cast("LogFrequency", self.frequency).log_q[ids]
+            log_q = self._log_mixture(log_p, self.batch_size or len(positives))
         return positives + Candidates(encode(ids), ids, log_q)
 
     def _log_mixture(self, log_p: Tensor, batch_size: int) -> Tensor:

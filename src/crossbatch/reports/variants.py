@@ -22,6 +22,7 @@ SAMPLER_NAMES = {
     "in_batch": "In-batch",
     "mixed": "Mixed (MNS)",
     "cross_batch": "Cross-batch",
+    "auto": "Auto",
 }
 # CBNS as published and with the repaired item gradient are different methods: never one name.
 GRADIENT_NAMES = {"paper": "as published", "balanced": "balanced", "split": "split"}
@@ -29,7 +30,7 @@ GRADIENT_NAMES = {"paper": "as published", "balanced": "balanced", "split": "spl
 REFERENCE = "in_batch"
 # Where a run lay and how it was looked after, not what it learned.
 NOT_A_CHOICE = (
-    "environment", "version", "dataset", "out",
+    "environment", "version", "dataset", "out", "advice",
     "train.threads", "train.keep_checkpoints", "train.log_every",
 )  # fmt: skip
 LABEL_KEYS = 3

@@ -28,7 +28,9 @@ STRATEGIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "mixed": lambda B: {"name": "mixed", "num_uniform": 9 * B},
     "cross_batch": lambda B: {"name": "cross_batch", "capacity": 19 * B},
     "balanced": lambda B: {"name": "cross_batch", "capacity": 19 * B},
+    "auto": lambda _: {"name": "auto"},
 }
+USUAL = ("uniform", "in_batch", "mixed", "cross_batch", "balanced")  # unless others are asked for
 ITEM_GRADIENTS = {"cross_batch": "paper", "balanced": "balanced"}
 
 SIZES = (0, 1, 4, 9, 19, 39, 79)  # Table 2, in batches: M = 0, 128, 512, … 10112 at B = 128
@@ -75,7 +77,7 @@ class Design:
     base: Recipe
     one_pass: int
     models: Sequence[str] = MODELS
-    strategies: Sequence[str] = tuple(STRATEGIES)
+    strategies: Sequence[str] = USUAL
     seeds: Sequence[int] = (0,)
     settings: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     budget: int | None = None

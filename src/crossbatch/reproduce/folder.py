@@ -28,6 +28,7 @@ TITLES = {
     "mixed": "Mixed (MNS)",
     "cross_batch": "Cross-batch, as published",
     "balanced": "Cross-batch, balanced",
+    "auto": "Auto",
 }
 COLORS = {strategy: number for number, strategy in enumerate(TITLES)}
 RUN_NAME = re.compile(

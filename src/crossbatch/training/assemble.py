@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     from crossbatch.data import Dataset, Feature
 
+# `[sampler] name = "auto"`: what a step may cost, as a multiple of the in-batch step.
+AUTO: dict[str, Any] = {"name": "auto", "budget": 1.2}
+
 
 def resolve(recipe: Recipe, dataset: Dataset) -> Recipe:
     """Write out the sampler's defaults; its warm-up depends on the data unless the recipe says it.
@@ -27,11 +31,23 @@ def resolve(recipe: Recipe, dataset: Dataset) -> Recipe:
     One pass over the training samples, which is what the paper's 40,000 iterations are.
     """
     sampler = dict(recipe.sampler)
+    if sampler["name"] == "auto":  # chosen when training begins: see `advice`
+        return replace(recipe, sampler=_auto_options(sampler))
     if sampler["name"] == "cross_batch" and "warmup_steps" not in sampler:
         sampler["warmup_steps"] = math.ceil(dataset.eligible_samples / recipe.train.batch_size)
     if sampler["name"] in SAMPLERS:  # otherwise `build` will say what is wrong
         sampler = filled(SAMPLERS[sampler["name"]], sampler)
-    return Recipe(recipe.model, sampler, recipe.loss, recipe.train)
+    return replace(recipe, sampler=sampler)
+
+
+def _auto_options(sampler: dict[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(sampler) - set(AUTO))
+    if unknown:
+        raise ConfigError(f"unknown key sampler.{unknown[0]}; an auto sampler knows: budget")
+    budget = (AUTO | sampler)["budget"]
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget >= 1:
+        raise ConfigError(f"sampler.budget must be 1 in-batch step or more, got {budget!r}")
+    return AUTO | sampler
 
 
 def build_towers(recipe: Recipe, dataset: Dataset) -> TwoTower:

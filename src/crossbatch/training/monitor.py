@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from crossbatch.negatives import CrossBatchSampler, diagnose, diagnose_bank
 
@@ -24,6 +24,7 @@ class Alarm:
     above: bool
     threshold: float
     message: str
+    harmful: bool = False  # whether a guarded sampler loses its bank
 
     def rings(self, diagnostics: dict[str, float]) -> bool:
         """Whether the value is on the wrong side; NaN never is."""
@@ -38,6 +39,7 @@ ALARMS = (
         0.9,
         "the item vectors are collapsing into one direction: set sampler.item_gradient to "
         '"balanced", or sampler.capacity to 0',
+        harmful=True,
     ),
     Alarm(
         "bank_staleness",
@@ -59,6 +61,7 @@ ALARMS = (
         0.02,
         "the item tower gets hardly any gradient: set sampler.item_gradient to "
         '"balanced", or lower sampler.capacity',
+        harmful=True,
     ),
 )
 
@@ -126,10 +129,20 @@ class Monitor:
         for alarm in ALARMS:
             if alarm.key not in self.warned and alarm.rings(diagnostics):
                 self.warned.add(alarm.key)
-                value = diagnostics[alarm.key]
-                self.write(
-                    "warning", record.step, message=f"{alarm.key} is {value:.3g}: {alarm.message}"
-                )
+                remedy = self._switched_off(alarm) or alarm.message
+                message = f"{alarm.key} is {diagnostics[alarm.key]:.3g}: {remedy}"
+                self.write("warning", record.step, message=message)
+
+    def _switched_off(self, alarm: Alarm) -> str | None:
+        """Take the bank from a guarded sampler if the alarm says that it does harm."""
+        sampler = self.trainer.sampler
+        guarded = isinstance(sampler, CrossBatchSampler) and sampler.guard
+        if not guarded or not alarm.harmful:
+            return None
+        cast("CrossBatchSampler", sampler).switch_off()
+        return (
+            "the bank does harm here and was switched off; training goes on with in-batch negatives"
+        )
 
     def measure(self, record: StepRecord) -> dict[str, float]:
         """The diagnostics of one step."""

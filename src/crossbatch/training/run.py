@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import platform
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -17,6 +17,7 @@ import torch
 
 from crossbatch.errors import ConfigError
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
+from crossbatch.training.advice import Advice, advise, is_auto
 from crossbatch.training.assemble import build_trainer, pick_device, resolve
 from crossbatch.training.endings import DivergedError, Interrupted
 from crossbatch.training.examples import write_examples
@@ -108,12 +109,13 @@ class _Run:
     trackers: tuple[Tracker, ...]
     probe: Probe | None
     test: bool
+    advice: Advice | None = None  # where the recipe leaves the sampler to us
 
     def run(self) -> dict[str, Any]:
         train = self.recipe.train
-        trainer = build_trainer(self.recipe, self.dataset, self.model)
-        stopping = EarlyStopping(train.patience)
         self.folder.check_config(self._config())
+        trainer = build_trainer(self._chosen(), self.dataset, self.model)
+        stopping = EarlyStopping(train.patience)
         saved = self.folder.load_checkpoint(trainer, stopping, self.progress.say)
         document: dict[str, Any] = NOTHING_YET | (saved or {})
         # Sums depend on how they are split: a resumed run uses the threads that it began with.
@@ -130,6 +132,17 @@ class _Run:
             return self._train(trainer, stopping, document, journal)
         finally:
             journal.close()
+
+    def _chosen(self) -> Recipe:
+        """The recipe with the sampler that `"auto"` stands for, chosen once in a run's life."""
+        if not is_auto(self.recipe):
+            return self.recipe
+        earlier = self.folder.config().get("advice")
+        self.advice = (
+            Advice(**earlier) if earlier else advise(self.recipe, self.dataset, self.model)
+        )
+        self.progress.say(str(self.advice))
+        return resolve(replace(self.recipe, sampler=self.advice.sampler), self.dataset)
 
     def _train(
         self,
@@ -242,6 +255,9 @@ class _Run:
             "valid": finite(self._validate(trainer).means()),
             "num_items": self.dataset.num_items,
         }
+        if self.advice:
+            result["advice"] = self.advice.to_dict()
+            self.progress.say(str(self.advice))
         path = self.folder.path
         if self.test:
             result |= measure_test(trainer.model, self.dataset, self.recipe, path / "per_user")
@@ -260,15 +276,7 @@ class _Run:
         )
         if device.type == "cpu":
             return batches
-        return (
-            type(batch)(
-                **{
-                    name: getattr(batch, name).to(device, non_blocking=True)
-                    for name in ("user_ids", "history", "item_ids")
-                }
-            )
-            for batch in batches
-        )
+        return (batch.to(device) for batch in batches)
 
     def _writer(self, journal: Journal) -> Callable[..., None]:
         def write(event: str, step: int, **fields: Any) -> None:
@@ -293,14 +301,19 @@ class _Run:
             )
 
     def _config(self) -> dict[str, Any]:
-        return self.recipe.to_dict() | {
-            "dataset": {
-                "path": str(self.dataset.path.resolve()),
-                "checksum": self.dataset.manifest["checksum"],
-            },
-            "version": version("crossbatch"),
-            "environment": environment(),
-        }
+        chosen = {"advice": self.advice.to_dict()} if self.advice else {}
+        return (
+            self.recipe.to_dict()
+            | chosen
+            | {
+                "dataset": {
+                    "path": str(self.dataset.path.resolve()),
+                    "checksum": self.dataset.manifest["checksum"],
+                },
+                "version": version("crossbatch"),
+                "environment": environment(),
+            }
+        )
 
 
 def environment() -> dict[str, Any]:

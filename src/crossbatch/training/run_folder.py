@@ -86,13 +86,16 @@ class RunFolder:
         self.drop_checkpoints()  # a kill may have come in between
         return read_document(path, "delete it and resume the run")
 
+    def config(self) -> dict[str, Any]:
+        """What an earlier sitting wrote into `config.json`; empty before the first."""
+        path = self.path / "config.json"
+        remedy = "delete it to resume the run with the recipe you pass"
+        return read_document(path, remedy) if path.is_file() else {}
+
     def check_config(self, config: dict[str, Any]) -> None:
         """Compare `config` with the one that a resumed run began with."""
-        path = self.path / "config.json"
-        if not path.is_file():
-            return
-        earlier = read_document(path, "delete it to resume the run with the recipe you pass")
-        changes = list(changed_keys(earlier, config))
+        earlier = self.config()
+        changes = list(changed_keys(earlier, config)) if earlier else []
         if changes:
             key, before, value = changes[0]
             raise ConfigError(

@@ -1,0 +1,206 @@
+"""`advise`: which negatives suit a dataset and its towers, measured before training begins.
+
+    advice = advise(recipe, dataset)
+    advice.sampler        # {"name": "mixed", "num_uniform": 128}
+    advice.reason         # one plain statement of what was measured and what follows
+
+The rule spends a fixed share of an in-batch step's time (`budget`) on further negatives, and spends
+it where our measurements say that it buys most (docs/negatives.md): on every item of the catalogue
+if they fit, else on uniform items with gradient, and on cached vectors only where encoding an item
+is too dear for that. It never costs more, so it cannot lose what in-batch sampling has.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from crossbatch.negatives import Candidates, CrossBatchSampler
+from crossbatch.training.assemble import AUTO, build_sampler, build_trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from crossbatch.config import Recipe
+    from crossbatch.data import Dataset
+    from crossbatch.negatives import NegativeSampler
+    from crossbatch.training.trainer import Trainer, TrainingBatch
+
+ROUNDS = 15  # the strategies are timed in turn, so that a busy machine slows all of them
+WARM_UP = 3  # first rounds, not counted
+UNIFORM_PROBE, BANK_PROBE = 4, 8  # columns added for timing, in batches
+MOST_UNIFORM, MOST_CACHED = 8, 16  # in batches: about the paper's 1152 and 2432 at B = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to sample from, and why.
+
+    Attributes:
+        sampler: The `[sampler]` section to use.
+        reason: What was measured and what follows from it, in a sentence or two.
+        facts: The measurements.
+    """
+
+    sampler: dict[str, Any]
+    reason: str
+    facts: dict[str, float]
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{k} = {v}" for k, v in self.sampler.items() if k != "name")
+        chosen = self.sampler["name"] + (f" ({options})" if options else "")
+        return f"negatives chosen: {chosen}, because {self.reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `config.json` keeps it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Time of a step and of what may be added to it, in seconds."""
+
+    in_batch: float
+    per_uniform: float  # a column that is encoded, with gradient
+    per_cached: float  # a column out of a bank
+
+
+def is_auto(recipe: Recipe) -> bool:
+    """Whether the sampler is to be chosen."""
+    return bool(recipe.sampler["name"] == "auto")
+
+
+def advise(recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = None) -> Advice:
+    """Measure the towers on one batch and choose.
+
+    Args:
+        recipe: With any sampler; `budget` of an `"auto"` one holds.
+        dataset: What would be trained on.
+        model: Towers of the caller's own instead of the recipe's.
+    """
+    budget = (AUTO | recipe.sampler if is_auto(recipe) else AUTO)["budget"]
+    costs = measure(recipe, dataset, model)
+    law = torch.from_numpy(dataset.sampler_law.copy())
+    return choose(costs, recipe.train.batch_size, dataset.num_items, float(law @ law), budget)
+
+
+def choose(costs: Costs, B: int, num_items: int, collision: float, budget: float) -> Advice:
+    """The rule, from the measurements alone.
+
+    Args:
+        costs: Measured.
+        B: Batch size.
+        num_items: Size of the catalogue.
+        collision: Σq², the probability that two positives are the same item.
+        budget: What a step may cost, in in-batch steps.
+    """
+    spare = (budget - 1) * costs.in_batch
+    uniform, cached = spare / costs.per_uniform, spare / costs.per_cached
+    if num_items <= uniform:
+        sampler: dict[str, Any] = {"name": "uniform", "num_negatives": num_items}
+        choice = f"all {num_items:,} items fit, which is the full softmax"
+    elif uniform >= B / 4:
+        count = min(_rounded(uniform, B / 4, MOST_UNIFORM * B), num_items)
+        sampler = {"name": "mixed", "num_uniform": count}
+        choice = f"{count} uniform items beside the batch fit; all {num_items:,} would not"
+    elif cached >= B:
+        capacity = _rounded(cached, B, MOST_CACHED * B)
+        sampler = {
+            "name": "cross_batch",
+            "capacity": capacity,
+            "item_gradient": "balanced",
+            "warmup_steps": 0,
+            "max_staleness": 0.1,
+            "guard": True,
+        }
+        choice = f"encoding items is too dear, {capacity} cached vectors fit"
+    else:
+        sampler = {"name": "in_batch"}
+        choice = "nothing more fits than the batch's own items"
+    facts = {
+        "in_batch_ms": 1e3 * costs.in_batch,
+        "uniform_column_us": 1e6 * costs.per_uniform,
+        "cached_column_us": 1e6 * costs.per_cached,
+        "num_items": num_items,
+        "equally_likely_items": 1 / collision,
+        "budget": budget,
+    }
+    reason = (
+        f"an in-batch step takes {facts['in_batch_ms']:.3g} ms here, a uniform item "
+        f"{facts['uniform_column_us']:.3g} µs more and a cached one "
+        f"{facts['cached_column_us']:.3g} µs; within {budget:g} times the step {choice}"
+    )
+    return Advice(sampler, reason, facts)
+
+
+def measure(recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = None) -> Costs:
+    """Time in-batch, uniform and cached columns on a copy of the towers."""
+    B = recipe.train.batch_size
+    plain = replace(recipe, sampler={"name": "in_batch"})
+    trainer = build_trainer(plain, dataset, copy.deepcopy(model))
+    device = trainer.log_temperature.device
+    samplers = {
+        name: build_sampler(replace(recipe, sampler=options), dataset).to(device)
+        for name, options in _probes(B, dataset.num_items).items()
+    }
+    length = recipe.train.history_length
+    batch = next(dataset.batches(B, seed=recipe.train.seed, history_length=length)).to(device)
+    _fill(samplers["cached"], batch.item_ids)
+    taken: dict[str, list[float]] = {name: [] for name in samplers}
+    for _ in range(ROUNDS):
+        for name, trainer.sampler in samplers.items():
+            taken[name].append(_step_seconds(trainer, batch))
+    seconds = {name: min(steps[WARM_UP:]) for name, steps in taken.items()}
+    base, least = seconds["in_batch"], 1e-9
+    added = min(UNIFORM_PROBE * B, dataset.num_items)
+    return Costs(
+        base,
+        max((seconds["uniform"] - base) / added, least),
+        max((seconds["cached"] - base) / (BANK_PROBE * B), least),
+    )
+
+
+def _step_seconds(trainer: Trainer, batch: TrainingBatch) -> float:
+    if batch.item_ids.is_cuda:
+        torch.cuda.synchronize()
+    # On a CPU what counts is the work: the time on the wall depends on who else is computing.
+    clock = time.perf_counter if batch.item_ids.is_cuda else time.process_time
+    start = clock()
+    trainer.train_step(batch)
+    if batch.item_ids.is_cuda:
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+def _fill(sampler: NegativeSampler, item_ids: Tensor) -> None:
+    assert isinstance(sampler, CrossBatchSampler)
+    vectors = torch.randn(len(item_ids), sampler.dim, device=item_ids.device)
+    for _ in range(BANK_PROBE):
+        sampler.observe(Candidates(vectors, item_ids, sampler.log_q(item_ids)))
+
+
+def _probes(B: int, num_items: int) -> Mapping[str, dict[str, Any]]:
+    return {
+        "in_batch": {"name": "in_batch"},
+        "uniform": {"name": "mixed", "num_uniform": min(UNIFORM_PROBE * B, num_items)},
+        "cached": {
+            "name": "cross_batch",
+            "capacity": BANK_PROBE * B,
+            "item_gradient": "balanced",
+            "warmup_steps": 0,
+        },
+    }
+
+
+def _rounded(count: float, unit: float, most: float) -> int:
+    """The largest of unit, 2 unit, 4 unit … that fits: timing noise seldom changes it."""
+    size = unit
+    while 2 * size <= min(count, most):
+        size *= 2
+    return int(size)

@@ -1,0 +1,170 @@
+"""`sampler = "auto"`: the rule by hand, what it measures, and what a run remembers of it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from crossbatch.errors import ConfigError
+from crossbatch.negatives import Candidates, CrossBatchSampler
+from crossbatch.training import advice as advice_module
+from crossbatch.training import fit
+from crossbatch.training.advice import Costs, advise, choose, measure
+from crossbatch.training.assemble import build_towers, build_trainer, resolve
+from crossbatch.training.monitor import Monitor
+
+AUTO = {"name": "auto"}
+
+
+def chosen(per_uniform, per_cached, num_items=100_000, budget=1.2, B=128):
+    """The rule for an in-batch step of 1 s; other costs in seconds."""
+    return choose(Costs(1.0, per_uniform, per_cached), B, num_items, 0.001, budget)
+
+
+def test_the_whole_catalogue_where_it_fits():
+    advice = chosen(0.2 / 500.5, 1e-9, num_items=500)
+    assert advice.sampler == {"name": "uniform", "num_negatives": 500}
+    assert "full softmax" in advice.reason
+    assert chosen(0.2 / 500.5, 1e-9, num_items=501).sampler["name"] == "mixed"
+
+
+@pytest.mark.parametrize(
+    ("fitting", "count"), [(32, 32), (63, 32), (64, 64), (300, 256), (1024, 1024), (9999, 1024)]
+)
+def test_uniform_items_that_fit_by_powers_of_two(fitting, count):
+    assert chosen(0.2 / (fitting + 0.5), 1e-9).sampler == {"name": "mixed", "num_uniform": count}
+
+
+@pytest.mark.parametrize(("fitting", "capacity"), [(128, 128), (300, 256), (9999, 2048)])
+def test_cached_vectors_where_encoding_is_dear(fitting, capacity):
+    sampler = chosen(0.2 / 31, 0.2 / (fitting + 0.5)).sampler
+    assert (sampler["name"], sampler["capacity"]) == ("cross_batch", capacity)
+    assert (sampler["item_gradient"], sampler["guard"]) == ("balanced", True)
+
+
+def test_the_batch_alone_where_nothing_fits_or_may():
+    assert chosen(0.1, 0.1).sampler == {"name": "in_batch"}
+    assert chosen(1e-6, 1e-6, budget=1.0).sampler == {"name": "in_batch"}
+
+
+def test_a_small_catalogue_is_not_drawn_from_beyond_its_size():
+    assert chosen(0.2 / 95, 1e-9, num_items=100, B=256).sampler["num_uniform"] <= 100
+
+
+def test_the_statement_says_what_was_chosen_and_why():
+    text = str(chosen(0.2 / 300, 1e-5))
+    assert text.startswith("negatives chosen: mixed (num_uniform = 256), because an in-batch step")
+    assert "1e+03 ms" in text
+    assert "all 100,000 would not" in text
+
+
+def test_dear_towers_are_measured_as_such(dataset, recipe):
+    plain = measure(recipe, dataset)
+    towers = build_towers(recipe, dataset)
+    encode = towers.item_tower.forward
+
+    def slow(ids):
+        weight = torch.ones(300, 300)
+        for _ in range(max(1, len(ids) // 16)):
+            weight = (weight @ weight).clamp(max=1.0)
+        return encode(ids) + 0.0 * weight[0, 0]
+
+    towers.item_tower.forward = slow
+    dear = measure(recipe, dataset, towers)
+    assert 0 < plain.in_batch < dear.in_batch
+    assert dear.per_uniform > 3 * plain.per_uniform
+    assert dear.per_uniform > 3 * dear.per_cached
+
+
+def test_measuring_leaves_the_callers_towers_alone(dataset, recipe):
+    towers = build_towers(recipe, dataset)
+    before = {name: value.clone() for name, value in towers.state_dict().items()}
+    advise(recipe, dataset, towers)
+    assert all(torch.equal(before[name], value) for name, value in towers.state_dict().items())
+
+
+def test_a_run_keeps_its_choice_for_life(dataset, recipe, tmp_path, monkeypatch):
+    auto = resolve(replace(recipe, sampler=AUTO), dataset)
+    kill = _killed_at(25)
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(dataset, auto, tmp_path / "run", probe=kill)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["sampler"] == {"name": "auto", "budget": 1.2}
+    monkeypatch.setattr(advice_module, "measure", _never)
+    result = fit(dataset, auto, tmp_path / "run", resume=True)
+    assert result["sampler"] == "auto"
+    assert result["advice"] == config["advice"]
+
+
+def test_a_run_says_its_choice_at_the_start_and_at_the_end(dataset, recipe, tmp_path):
+    said = _Listener()
+    result = fit(dataset, replace(recipe, sampler=AUTO), tmp_path / "run", progress=said)
+    lines = [text for text in said.heard if text.startswith("negatives chosen: ")]
+    assert len(lines) == 2
+    assert result["advice"]["reason"] in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"capacity": 9}, "unknown key sampler.capacity; an auto sampler knows: budget"),
+        ({"budget": 0.5}, "sampler.budget must be 1 in-batch step or more, got 0.5"),
+        ({"budget": "much"}, "sampler.budget must be 1 in-batch step or more, got 'much'"),
+    ],
+)
+def test_bad_options_are_one_sentence(dataset, recipe, options, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(replace(recipe, sampler=AUTO | options), dataset)
+
+
+def test_a_guarded_bank_is_switched_off_when_the_items_collapse(dataset, recipe):
+    options = {"name": "cross_batch", "capacity": 70, "warmup_steps": 0, "guard": True}
+    trainer = build_trainer(resolve(replace(recipe, sampler=options), dataset), dataset)
+    lines = []
+    monitor = Monitor(trainer, 1, lambda event, _, **fields: lines.append((event, fields)))
+    batches = dataset.batches(recipe.train.batch_size, seed=0)
+    monitor(trainer.train_step(next(batches)))
+    assert not bool(trainer.sampler.off)
+    record = trainer.train_step(next(batches))
+    one_direction = torch.ones_like(record.positives.embeddings)
+    ids, log_q = record.positives.item_ids, record.positives.log_q
+    monitor(replace(record, positives=Candidates(one_direction, ids, log_q)))
+    warnings = [fields["message"] for event, fields in lines if event == "warning"]
+    assert any("was switched off" in text for text in warnings)
+    assert isinstance(trainer.sampler, CrossBatchSampler)
+    assert bool(trainer.sampler.off)
+    assert len(trainer.train_step(next(batches)).negatives) == recipe.train.batch_size
+    resumed = build_trainer(resolve(replace(recipe, sampler=options), dataset), dataset)
+    resumed.sampler.load_state_dict(trainer.sampler.state_dict())
+    assert bool(resumed.sampler.off)
+
+
+def _killed_at(last):
+    def probe(_, step):
+        if step == last:
+            raise RuntimeError("killed")
+
+    return probe
+
+
+def _never(*_):
+    raise AssertionError("a resumed run must not choose again")
+
+
+class _Listener:
+    """Progress that keeps what is said."""
+
+    def __init__(self):
+        self.heard = []
+
+    def say(self, message):
+        self.heard.append(message)
+
+    def start(self, step, total): ...
+
+    def step(self, step, loss): ...
+
+    def event(self, event, step, fields): ...
+
+    def stop(self): ...
