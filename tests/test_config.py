@@ -10,9 +10,9 @@ def load(tmp_path, text, *overrides):
     return Recipe.load(path, list(overrides))
 
 
-def test_defaults_are_the_papers(tmp_path):
+def test_defaults_are_the_papers_but_for_the_sampler(tmp_path):
     recipe = load(tmp_path, "")
-    assert recipe.sampler == {"name": "cross_batch"}
+    assert recipe.sampler == {"name": "auto"}
     assert recipe.train.batch_size == 128
     assert recipe.model.dim == 64
     assert (recipe.train.lr, recipe.train.patience) == (0.001, 20)

@@ -137,3 +137,10 @@ def test_a_kill_between_two_renames_is_told_apart(damaged):
     data.rename(aside / "data")
     remedies = [each.remedy for each in problems("data", data)]
     assert f"mv {aside / 'data'} {data}" in remedies
+
+
+def test_a_dataset_gets_advice_on_negatives(workplace):
+    findings = examine({"data": workplace / "data"})["data"]
+    advice = next(each for each in findings if each.check == "negatives")
+    assert advice.level == "ok"
+    assert advice.message.startswith("negatives chosen: ")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crossbatch.errors import DataError
-from crossbatch.health.finding import Finding, ok, problem
+from crossbatch.errors import ConfigError, DataError
+from crossbatch.health.finding import Finding, note, ok, problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,4 +41,7 @@ def negatives(folder: Path) -> Iterator[Finding]:
         dataset.verify()  # kernels trust what they read
     except DataError:
         return  # reported by `files`
-    yield ok("negatives", str(advise(Recipe(), dataset)))
+    try:
+        yield ok("negatives", str(advise(Recipe(), dataset)))
+    except ConfigError as error:  # a dataset can be too small for the usual batch
+        yield note("negatives", str(error), "set train.batch_size in the recipe")
