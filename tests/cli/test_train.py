@@ -110,6 +110,7 @@ def test_a_dataset_that_moved_is_found_by_data(crossbatch, workplace, tmp_path):
     document = json.loads(config.read_text())
     document["dataset"]["path"] = str(tmp_path / "gone")
     config.write_text(json.dumps(document))
+    (tmp_path / "run" / "checksums.json").unlink()  # which hold the config that was
     assert crossbatch("evaluate", "run", "--no-baselines", cwd=tmp_path).returncode == 2
     moved = crossbatch("evaluate", "run", "--no-baselines", "--data", "moved", cwd=tmp_path)
     assert moved.returncode == 0, moved.stderr
