@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossbatch.data import Dataset
+from crossbatch.data import Dataset, splits
 from crossbatch.data.splits import SPLITS, Sequences, Split, user_bounds
 from crossbatch.errors import ConfigError
 
@@ -97,6 +97,26 @@ def test_nothing_trained_on_is_later_than_a_target_in_a_time_split(times: list[i
     for name in ("valid", "test"):
         for _, cut, end in rows(split, name):
             assert stamps[cut:end].min() > latest
+
+
+@given(
+    times=st.lists(st.integers(-(2**40), 2**40) | st.integers(0, 9), min_size=2, max_size=60),
+    shares=st.tuples(st.floats(0, 0.45), st.floats(0, 0.45)),
+    rows=st.sampled_from([3, 1000]),
+    bins=st.sampled_from([2, 5, 1 << 16]),
+)
+def test_a_time_split_takes_as_much_as_its_share_allows(
+    times: list[int], shares: tuple[float, float], rows: int, bins: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splits, "CHUNK_ROWS", rows)
+        patch.setattr(splits, "BINS", bins)
+        split = SPLITS["time"](sequences([len(times)], sorted(times)), shares)
+    stamps = sorted(times)
+    # the earliest later moment that leaves no more than the share, found by trying all of them
+    most = round((shares[0] + shares[1]) * len(stamps))
+    cuts = [n for n in range(1, len(stamps) + 1) if n == len(stamps) or stamps[n - 1] < stamps[n]]
+    assert split.train_ends.tolist() == [min(n for n in cuts if len(stamps) - n <= most)]
 
 
 @pytest.mark.parametrize("shares", [(-0.1, 0.1), (0.5, 0.5)])

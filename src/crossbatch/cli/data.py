@@ -31,7 +31,9 @@ def register(parent: typer.Typer) -> None:
 
 
 def prepare(
-    source: Annotated[Path, typer.Argument(help="Raw log: a file, a folder or a zip.")],
+    source: Annotated[
+        Path, typer.Argument(help="Raw log: a file, a folder, a zip, or a quoted pattern of files.")
+    ],
     out: Out,
     format_name: Annotated[
         str | None,
@@ -70,6 +72,9 @@ def prepare(
         Path | None, typer.Option(help="Sentence model on disk: text becomes its vectors.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Default 1230, as ComiRec.")] = None,
+    engine: Annotated[
+        str, typer.Option(help="polars, or spark for a log on a cluster: the same dataset.")
+    ] = "polars",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -115,7 +120,7 @@ def prepare(
     }
     options = PrepareOptions.merged(raw.defaults, given)
     with progress_bars(quiet=quiet) as progress:
-        manifest = run(raw, out, options, overwrite=overwrite, progress=progress)
+        manifest = run(raw, out, options, engine=engine, overwrite=overwrite, progress=progress)
     if not quiet:
         _summary(manifest, out)
 

@@ -1,4 +1,8 @@
-"""Writing a large `.npy` piece by piece, with plain writes: memory stays that of one piece."""
+"""Large `.npy` files written and read piece by piece, plainly: memory stays that of one piece.
+
+A memory map would do, but every page that was ever touched counts as the process's own memory, so
+that a pass over the log would look like holding it, and meet a limit as if it did.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,54 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from types import TracebackType
 
     from numpy.typing import DTypeLike
+
+
+def user_runs(offsets: np.ndarray, rows: int) -> np.ndarray:
+    """Cut the users into runs of about `rows` interactions.
+
+    Args:
+        offsets: Where each user's interactions begin, and the end of all.  Shape `[num_users + 1]`.
+        rows: Interactions of a run; more only by those of its last user.
+
+    Returns:
+        The first user of each run, and the end of all.
+    """
+    num_users, total = len(offsets) - 1, int(offsets[-1])
+    inner = np.searchsorted(offsets, np.arange(rows, total, rows))
+    return np.unique(np.concatenate([[0], inner, [num_users]]))
+
+
+class ArrayReader:
+    """A one-dimensional `.npy` of which slices are read when they are asked for.
+
+    Args:
+        path: An existing file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        header = np.load(path, mmap_mode="r")
+        self._dtype, self._length = header.dtype, len(header)
+        self._start = path.stat().st_size - header.nbytes
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, span: slice) -> np.ndarray:
+        start, end, _ = span.indices(self._length)
+        offset = self._start + start * self._dtype.itemsize
+        return np.fromfile(self._path, self._dtype, max(end - start, 0), offset=offset)
+
+
+def pieces(array: ArrayReader | np.ndarray, rows: int) -> Iterator[np.ndarray]:
+    """Yield an array from its beginning, `rows` elements at a time."""
+    for first in range(0, len(array), rows):
+        yield array[first : first + rows]
 
 
 class ArrayWriter:

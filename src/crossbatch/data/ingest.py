@@ -45,22 +45,27 @@ def ingest(
     below_rating = 0
     try:
         for batch in source.batches(tally):
-            usable, low = _usable(batch, clock, tally, min_rating)
+            rows, low = usable(batch, clock, tally, min_rating)
             below_rating += low
             known = len(log.user_codes)
-            codes = log.append(usable["user"], usable["item"], usable["time"].to_numpy())
-            if "split" in usable.columns:
-                splits.append(_new_splits(usable["split"].to_numpy(), codes, known, splits))
+            codes = log.append(rows["user"], rows["item"], rows["time"].to_numpy())
+            if "split" in rows.columns:
+                splits.append(_new_splits(rows["split"].to_numpy(), codes, known, splits))
             progress("reading", tally.lines, source.expected_rows)
     finally:
         log.close()
-    tally.check()
-    if not log.rows:
-        raise DataError(f"no interactions were read from {_names(source)}: is it the right file?")
+    check_read(source, tally, log.rows)
     return Ingested(log, np.concatenate(splits) if splits else None, below_rating)
 
 
-def _usable(
+def check_read(source: Source, tally: Tally, rows: int) -> None:
+    """Raise `DataError` if too many lines were refused or nothing is left."""
+    tally.check()
+    if not rows:
+        raise DataError(f"no interactions were read from {_names(source)}: is it the right file?")
+
+
+def usable(
     batch: pl.DataFrame, clock: TimeReader, tally: Tally, min_rating: float | None
 ) -> tuple[pl.DataFrame, int]:
     """Return the rows of a batch that have all they need, and how many fell to their rating."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from crossbatch.data.arrays import ArrayReader
 
 CHUNK_ROWS = 2_000_000  # interactions that are weighed at once
 
@@ -27,7 +30,7 @@ class ItemLaw(NamedTuple):
 
 
 def item_law(
-    items: np.ndarray,
+    items: ArrayReader | np.ndarray,
     starts: np.ndarray,
     ends: np.ndarray,
     *,
@@ -43,7 +46,7 @@ def item_law(
 
     Args:
         items: All sequences end to end.  Shape `[n]`.
-        starts: Where each user's training part starts.  Shape `[T]`.
+        starts: Where each user's training part starts, ascending.  Shape `[T]`.
         ends: Where it ends.  Shape `[T]`.
         num_items: Largest item id.
         min_history: m, how many items a training sample has before its target at least.
@@ -54,7 +57,8 @@ def item_law(
     law = np.zeros(num_items + 1, dtype=np.float64)
     for users in _chunks(lengths):
         positions, owner = _spans(starts[users], ends[users])
-        held = items[positions]
+        first = int(starts[users][0])
+        held = items[first : int(ends[users][-1])][positions - first]
         counts += np.bincount(held, minlength=num_items + 1)
         can = eligible[users]
         targets = (positions >= starts[users][owner] + min_history) & can[owner]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,9 +14,12 @@ from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
     from crossbatch.data.filtering import Frequent
-    from crossbatch.data.ingest import Ingested
     from crossbatch.data.options import PrepareOptions
     from crossbatch.data.staging import StagedLog
+
+
+Recount = Callable[[Numbering], np.ndarray]
+"""`recount(numbering)`: how many interactions each user row keeps.  Shape `[num_users]`, int64."""
 
 
 class Numbered(NamedTuple):
@@ -36,11 +40,34 @@ class Numbered(NamedTuple):
     dropped_cold: int
 
 
-def number(ingested: Ingested, frequent: Frequent, options: PrepareOptions) -> Numbered:
+def recount(log: StagedLog, numbering: Numbering) -> np.ndarray:
+    """Return how many interactions each user row keeps.  Shape `[num_users]`, int64."""
+    lengths = np.zeros(len(numbering.lengths), dtype=np.int64)
+    for chunk in log.chunks():
+        users, _, keep = numbering.kept(chunk)
+        lengths += np.bincount(users[keep], minlength=len(lengths))
+    return lengths
+
+
+def number(
+    frequent: Frequent,
+    options: PrepareOptions,
+    *,
+    rows: int,
+    recount: Recount,
+    given: np.ndarray | None = None,
+) -> Numbered:
     """Number the kept users and items.
 
     Items are sorted by descending count, equals by first appearance.  Users are shuffled with the
     seed and cut into train, valid and test; a split that the source gives is kept, in its order.
+
+    Args:
+        frequent: Which users and items stay, by codes in order of first appearance.
+        options: Seed, shares and cold items.
+        rows: Interactions before the filters.
+        recount: Counts the users' interactions anew where items are withheld.
+        given: Split of each user code (0 train, 1 valid, 2 test) if the source gives it.
 
     Raises:
         DataError: If the filters left nothing.
@@ -48,13 +75,13 @@ def number(ingested: Ingested, frequent: Frequent, options: PrepareOptions) -> N
     kept_items, kept_users = np.flatnonzero(frequent.items), np.flatnonzero(frequent.users)
     if not len(kept_items) or not len(kept_users):
         raise DataError(
-            f"no interactions are left of {ingested.log.rows:,}: no user has "
+            f"no interactions are left of {rows:,}: no user has "
             f"{options.min_user_count} of them with items that have {options.min_item_count}; "
             "lower --min-user-count or --min-item-count"
         )
     popularity = np.argsort(-frequent.item_counts[kept_items], kind="stable")
     item_codes = kept_items[popularity]
-    user_codes, bounds = _order_users(kept_users, ingested.user_split, options)
+    user_codes, bounds = _order_users(kept_users, given, options)
     users = np.full(len(frequent.users), -1, dtype=np.int64)
     users[user_codes] = np.arange(len(user_codes))
     items = np.zeros(len(frequent.items), dtype=np.int32)
@@ -68,7 +95,7 @@ def number(ingested: Ingested, frequent: Frequent, options: PrepareOptions) -> N
     )
     if not options.cold_items:
         return Numbered(numbering, item_codes, user_codes, bounds, 0)
-    lengths = _recount(ingested.log, numbering)
+    lengths = recount(numbering)
     dropped = int(numbering.lengths.sum() - lengths.sum())
     shorter = replace(numbering, lengths=lengths)
     return Numbered(shorter, item_codes, user_codes, bounds, dropped)
@@ -93,11 +120,3 @@ def _withheld(num_items: int, options: PrepareOptions) -> np.ndarray:
         size = round(options.cold_items * num_items)
         withheld[1 + rng.choice(num_items, size=size, replace=False)] = True
     return withheld
-
-
-def _recount(log: StagedLog, numbering: Numbering) -> np.ndarray:
-    lengths = np.zeros(len(numbering.lengths), dtype=np.int64)
-    for chunk in log.chunks():
-        users, _, keep = numbering.kept(chunk)
-        lengths += np.bincount(users[keep], minlength=len(lengths))
-    return lengths

@@ -6,28 +6,33 @@ prepare(open_source("ml-1m.zip"), "ml-1m", PrepareOptions(split="leave_last_out"
 
 from __future__ import annotations
 
-import shutil
+import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
+from crossbatch.data import arrange, spark
+from crossbatch.data.arrays import ArrayReader
 from crossbatch.data.features import write_features
-from crossbatch.data.filtering import Frequent, keep_frequent
 from crossbatch.data.folder import atomic_folder, write_manifest
-from crossbatch.data.ingest import Ingested, ingest
 from crossbatch.data.law import ItemLaw, item_law
-from crossbatch.data.numbering import Numbered, number
 from crossbatch.data.options import PrepareOptions
 from crossbatch.data.progress import Progress, silent
-from crossbatch.data.sequences import write_sequences
 from crossbatch.data.source import Source, Tally
 from crossbatch.data.splits import SPLITS, Sequences, Split, write_split
 from crossbatch.data.strings import byte_order, write_strings
 from crossbatch.documents import file_checksum
-from crossbatch.errors import DataError
+from crossbatch.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from crossbatch.data.arrange import Arranged, Engine
+
+ENGINES: dict[str, Engine] = {"polars": arrange.arrange, "spark": spark.arrange}
 
 
 def prepare(
@@ -35,6 +40,7 @@ def prepare(
     out: Path | str,
     options: PrepareOptions | None = None,
     *,
+    engine: str = "polars",
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Any]:
@@ -44,65 +50,37 @@ def prepare(
         source: A raw log, as `open_source` gives it.
         out: The folder to create.
         options: How to filter, order and split; by default the source's own defaults.
+        engine: What reads, filters and sorts, a name in `ENGINES`; the result is the same.
         overwrite: Replace an existing dataset.
         progress: Called with (stage, done, total).
 
     Raises:
         DataError: If the source cannot be used; nothing is left behind then.
     """
+    if engine not in ENGINES:
+        raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     options = options or PrepareOptions.merged(source.defaults, {})
-    tally = Tally(options.max_bad_lines)
+    tally, content = Tally(options.max_bad_lines), Tally(options.max_bad_lines)
     with atomic_folder(Path(out), overwrite=overwrite) as folder:
-        staging = folder / "staging"
-        staging.mkdir()
-        ingested = ingest(source, staging, tally, min_rating=options.min_rating, progress=progress)
-        progress("filtering", 0, None)
-        least = (options.min_item_count, options.min_user_count)
-        frequent = keep_frequent(ingested.log, *least, core=options.core)
-        numbered = number(ingested, frequent, options)
-        sequences = _write_sequences(ingested, numbered, folder, options, progress)
-        shutil.rmtree(staging)
-        split, law = _write_law(folder, sequences, numbered, options)
-        content = Tally(options.max_bad_lines)
-        features = _write_content(folder, source, ingested, numbered, content, progress)
+        arranged = ENGINES[engine](source, folder, options, tally, progress)
+        sequences = Sequences(arranged.offsets, ArrayReader(folder / "times.npy"), arranged.bounds)
+        split, law = _write_law(folder, sequences, len(arranged.item_keys), options)
+        features = _write_content(folder, source, arranged, content, progress)
         progress("checksums", 0, None)
-        manifest = _manifest(source, options, ingested, frequent, numbered, sequences, split, law)
-        manifest |= {"features": features, "reading": _reading(tally, content, ingested)}
+        manifest = _manifest(source, options, arranged, split, law)
+        manifest |= {"features": features, "reading": _reading(tally, content, arranged)}
         return write_manifest(folder, manifest)
 
 
-def _write_sequences(
-    ingested: Ingested,
-    numbered: Numbered,
-    folder: Path,
-    options: PrepareOptions,
-    progress: Progress,
-) -> Sequences:
-    ranks = np.zeros(len(ingested.log.item_codes), dtype=np.int64)
-    if options.ties == "item":
-        ranks[byte_order(ingested.log.item_codes.keys)] = np.arange(len(ranks))
-    offsets = write_sequences(
-        ingested.log,
-        numbered.numbering,
-        folder,
-        ties=options.ties,
-        seed=options.seed,
-        key_ranks=ranks,
-        progress=progress,
-    )
-    times = np.load(folder / "times.npy", mmap_mode="r")
-    return Sequences(offsets, times, numbered.bounds)
-
-
 def _write_law(
-    folder: Path, sequences: Sequences, numbered: Numbered, options: PrepareOptions
+    folder: Path, sequences: Sequences, num_items: int, options: PrepareOptions
 ) -> tuple[Split, ItemLaw]:
     split = SPLITS[options.split](sequences, (options.valid_share, options.test_share))
     law = item_law(
-        np.load(folder / "items.npy", mmap_mode="r"),
+        ArrayReader(folder / "items.npy"),
         sequences.offsets[split.train_users],
         split.train_ends,
-        num_items=len(numbered.item_codes),
+        num_items=num_items,
         min_history=options.min_history,
     )
     if not law.samples:
@@ -119,15 +97,13 @@ def _write_law(
 def _write_content(
     folder: Path,
     source: Source,
-    ingested: Ingested,
-    numbered: Numbered,
+    arranged: Arranged,
     tally: Tally,
     progress: Progress,
 ) -> dict[str, Any]:
     """Write keys, titles and features of items (row 0 = padding) and users."""
     progress("content", 0, None)
-    item_keys = ingested.log.item_codes.keys.gather(numbered.item_codes)
-    user_keys = ingested.log.user_codes.keys.gather(numbered.user_codes)
+    item_keys, user_keys = arranged.item_keys, arranged.user_keys
     padded = pl.concat([pl.Series("key", [None], dtype=pl.String), item_keys])
     write_strings(folder, "item_keys", padded)
     write_strings(folder, "user_keys", user_keys)
@@ -165,26 +141,22 @@ def _aligned(keys: pl.Series, table: pl.DataFrame, what: str, tally: Tally) -> p
 
 
 def _manifest(
-    source: Source,
-    options: PrepareOptions,
-    ingested: Ingested,
-    frequent: Frequent,
-    numbered: Numbered,
-    sequences: Sequences,
-    split: Split,
-    law: ItemLaw,
+    source: Source, options: PrepareOptions, arranged: Arranged, split: Split, law: ItemLaw
 ) -> dict[str, Any]:
-    lengths = split.train_ends - sequences.offsets[split.train_users]
+    lengths = split.train_ends - arranged.offsets[split.train_users]
+    names = _file_names(source.files)
     return {
         "source": {
             "format": source.format,
-            "files": {path.name: file_checksum(path) for path in source.files},
+            "files": {
+                name: file_checksum(path) for name, path in zip(names, source.files, strict=True)
+            },
         },
         "options": asdict(options),
         "counts": {
-            "users": len(numbered.user_codes),
-            "items": len(numbered.item_codes),
-            "interactions": int(sequences.offsets[-1]),
+            "users": len(arranged.user_keys),
+            "items": len(arranged.item_keys),
+            "interactions": int(arranged.offsets[-1]),
             "train_users": int(law.eligible.sum()),
             "train_users_too_short": int((~law.eligible).sum()),
             "train_interactions": int(lengths.sum()),
@@ -194,22 +166,24 @@ def _manifest(
             "test_users": len(split.test.users),
             "test_targets": int((split.test.ends - split.test.cuts).sum()),
         },
-        "accounting": {
-            "staged": ingested.log.rows,
-            "dropped_by_item": frequent.dropped_by_item,
-            "dropped_by_user": frequent.dropped_by_user,
-            "dropped_cold": numbered.dropped_cold,
-            "kept": int(sequences.offsets[-1]),
-            "filter_rounds": frequent.rounds,
-        },
+        "accounting": arranged.accounting,
     }
 
 
-def _reading(tally: Tally, content: Tally, ingested: Ingested) -> dict[str, Any]:
+def _file_names(files: Sequence[Path]) -> list[str]:
+    """Return the files' names, with as many folders as make them differ."""
+    names = [path.name for path in files]
+    if len(set(names)) == len(names):
+        return names
+    common = os.path.commonpath([path.absolute().parent for path in files])
+    return [path.absolute().relative_to(common).as_posix() for path in files]
+
+
+def _reading(tally: Tally, content: Tally, arranged: Arranged) -> dict[str, Any]:
     return {
         "lines": tally.lines,
         "bad_lines": dict(sorted(tally.bad.items())),
-        "below_rating": ingested.below_rating,
+        "below_rating": arranged.below_rating,
         "bad_content_lines": dict(sorted(content.bad.items())),
         "notes": [*tally.notes, *content.notes],
     }

@@ -7,24 +7,22 @@ by (user, time, tie rule), and the buckets are appended to the final arrays.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crossbatch.data.arrays import ArrayWriter
+from crossbatch.data.arrays import ArrayWriter, user_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from crossbatch.data.progress import Progress
     from crossbatch.data.staging import LogChunk, StagedLog
 
-BUCKET_ROWS = 4_000_000
-MOST_BUCKETS = 200  # each is an open file
+BUCKET_ROWS = 1 << 20
 PACKED_BITS = 64
 COLUMNS = {"user": np.int32, "item": np.int32, "time": np.int64, "tie": np.uint64}
 
@@ -99,64 +97,76 @@ def write_sequences(
     progress: Progress,
 ) -> np.ndarray:
     """Write `offsets.npy`, `items.npy` and `times.npy` and return the first.  `[num_users + 1]`."""
-    offsets = np.zeros(len(numbering.lengths) + 1, dtype=np.int64)
-    np.cumsum(numbering.lengths, out=offsets[1:])
-    np.save(folder / "offsets.npy", offsets)
-    bounds = _bucket_bounds(offsets)
-    with ExitStack() as stack:
-        buckets = [
-            stack.enter_context(Bucket(folder / f"bucket-{number}.tmp"))
-            for number in range(len(bounds) - 1)
-        ]
-        for chunk in log.chunks():
-            columns = _kept_columns(chunk, numbering, TIE_RULES[ties](chunk, seed, key_ranks))
-            _deal(columns, bounds, buckets)
-            progress("sorting", chunk.first_row, 2 * log.rows)
-        total = int(offsets[-1])
-        items = stack.enter_context(ArrayWriter(folder / "items.npy", np.int32, total))
-        times = stack.enter_context(ArrayWriter(folder / "times.npy", np.int64, total))
+    offsets = offsets_of(numbering.lengths)
+    bounds = user_runs(offsets, BUCKET_ROWS)
+    buckets = [Bucket(folder / f"bucket-{number}.tmp") for number in range(len(bounds) - 1)]
+    for chunk in log.chunks():
+        columns = _kept_columns(chunk, numbering, TIE_RULES[ties](chunk, seed, key_ranks))
+        _deal(columns, bounds, buckets)
+        progress("sorting", chunk.first_row, 2 * log.rows)
+
+    def ordered() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for number, bucket in enumerate(buckets, start=1):
             columns = bucket.take()
             order = sort_order(columns["user"], columns["time"], columns["tie"])
-            items.append(columns["item"][order])
-            times.append(columns["time"][order])
+            yield columns["item"][order], columns["time"][order]
             progress("sorting", log.rows + log.rows * number // len(buckets), 2 * log.rows)
+
+    save_sequences(folder, offsets, ordered())
     return offsets
+
+
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
+    """Return where each user's interactions begin, and the end of all.  `[num_users + 1]`."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def save_sequences(
+    folder: Path, offsets: np.ndarray, ordered: Iterable[tuple[np.ndarray, np.ndarray]]
+) -> None:
+    """Write the arrays of the sequences from ordered pieces (items, times) of any size."""
+    np.save(folder / "offsets.npy", offsets)
+    total = int(offsets[-1])
+    with (
+        ArrayWriter(folder / "items.npy", np.int32, total) as items,
+        ArrayWriter(folder / "times.npy", np.int64, total) as times,
+    ):
+        for piece_items, piece_times in ordered:
+            items.append(piece_items)
+            times.append(piece_times)
 
 
 class Bucket:
     """Interactions of neighbouring users, put aside on disk in pieces.
 
     Args:
-        path: A file that lives until the bucket is taken.
+        path: A file that lives from the first piece until the bucket is taken.  It is open only
+            while it is written: a large log has more buckets than a process may have open files.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._sizes = path, list[int]()
-        self._file = path.open("wb")
 
     def put(self, columns: Mapping[str, np.ndarray]) -> None:
         """Add a piece: its columns one after another."""
         self._sizes.append(len(columns["user"]))
-        for name, dtype in COLUMNS.items():
-            self._file.write(np.ascontiguousarray(columns[name], dtype=dtype).data)
+        with self._path.open("ab") as file:
+            for name, dtype in COLUMNS.items():
+                file.write(np.ascontiguousarray(columns[name], dtype=dtype).data)
 
     def take(self) -> dict[str, np.ndarray]:
         """Return all pieces joined, and remove the file."""
-        self._file.close()
-        pieces: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
+        total, start = sum(self._sizes), 0
+        columns = {name: np.empty(total, dtype) for name, dtype in COLUMNS.items()}
         with self._path.open("rb") as file:
             for size in self._sizes:
                 for name, dtype in COLUMNS.items():
-                    pieces[name].append(np.fromfile(file, dtype, size))
+                    columns[name][start : start + size] = np.fromfile(file, dtype, size)
+                start += size
         self._path.unlink()
-        return {name: np.concatenate(parts) for name, parts in pieces.items()}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self._file.close()
+        return columns
 
 
 def sort_order(users: np.ndarray, times: np.ndarray, ties: np.ndarray) -> np.ndarray:
@@ -191,14 +201,6 @@ def _in_coarse_units(since: np.ndarray) -> np.ndarray:
     return since // unit if unit > 1 and not (since % unit).any() else since
 
 
-def _bucket_bounds(offsets: np.ndarray) -> np.ndarray:
-    """Cut the users into runs of about `BUCKET_ROWS` interactions.  First rows and the end."""
-    num_users, total = len(offsets) - 1, int(offsets[-1])
-    size = max(BUCKET_ROWS, -(-total // MOST_BUCKETS))
-    inner = np.searchsorted(offsets, np.arange(size, total, size))
-    return np.unique(np.concatenate([[0], inner, [num_users]]))
-
-
 def _kept_columns(chunk: LogChunk, numbering: Numbering, tie: np.ndarray) -> dict[str, np.ndarray]:
     users, items, keep = numbering.kept(chunk)
     columns = {"user": users, "item": items, "time": chunk.times, "tie": tie}
@@ -213,8 +215,10 @@ def _deal(columns: dict[str, np.ndarray], bounds: np.ndarray, buckets: Sequence[
     if len(buckets) == 1:
         buckets[0].put(columns)
         return
-    number = np.searchsorted(bounds, columns["user"], side="right").astype(np.int16) - 1
-    order = np.argsort(number, kind="stable")  # a radix sort: the numbers are short
+    number = np.searchsorted(bounds, columns["user"], side="right") - 1
+    # the shorter the numbers, the faster the sort: of one or two bytes it is a radix sort
+    number = number.astype(np.min_scalar_type(len(buckets)))
+    order = np.argsort(number, kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
     ends = np.cumsum(np.bincount(number, minlength=len(buckets)))
     for bucket, (start, end) in zip(buckets, pairwise([0, *ends.tolist()]), strict=True):

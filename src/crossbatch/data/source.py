@@ -72,6 +72,17 @@ class Tally:
         self.lines += count
         self.refuse(reason, count, example)
 
+    def merge(self, other: Mapping[str, Any]) -> None:
+        """Count what another tally counted elsewhere, given as its `counted`."""
+        self.lines += other["lines"]
+        for reason, count in other["bad"].items():
+            self.refuse(reason, count, other["examples"][reason])
+
+    @property
+    def counted(self) -> dict[str, Any]:
+        """Everything counted, as plain values."""
+        return {"lines": self.lines, "bad": dict(self.bad), "examples": self._examples}
+
     def check(self) -> None:
         """Raise `DataError` if more lines were refused than the limit allows."""
         allowed = self.limit if self.limit >= 1 else self.limit * self.lines
@@ -88,6 +99,9 @@ class Tally:
         )
 
 
+Part = Callable[[Tally], Iterator[pl.DataFrame]]
+"""`part(tally)`: the frames of one file of a log."""
+
 Table = Callable[[pl.Series, Tally], pl.DataFrame]
 """`table(keys, tally)`: the content of the given keys, with their key in column `key`."""
 
@@ -101,6 +115,7 @@ class Source:
         files: All files that are read, for the manifest's checksums.
         batches: `batches(tally)` yields frames with columns `user`, `item`, `time` and, where the
             reader has them, `rating` and `split` (0 train, 1 valid, 2 test).
+        parts: The same frames file by file, where files can be read apart, on other machines too.
         time_unit: Unit of numeric times: "auto", "s", "ms", "us", "ns", or "order" for mere order.
         item_table: The items' content, if any.
         user_table: The users' content, if any.
@@ -113,7 +128,8 @@ class Source:
 
     format: str
     files: tuple[Path, ...]
-    batches: Callable[[Tally], Iterator[pl.DataFrame]]
+    batches: Part
+    parts: tuple[Part, ...] = ()
     time_unit: str = "auto"
     item_table: Table | None = None
     user_table: Table | None = None

@@ -10,15 +10,22 @@ Every split comes to the same few arrays, so the dataset has one code path:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from crossbatch.data.arrays import pieces, user_runs
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from crossbatch.data.arrays import ArrayReader
+
+CHUNK_ROWS = 1 << 20  # interactions that are looked at once
+BINS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +34,12 @@ class Sequences:
 
     Attributes:
         offsets: Shape `[num_users + 1]`, int64.
-        times: Microseconds.  Shape `[offsets[-1]]`, int64.
+        times: Microseconds; read in slices.  Shape `[offsets[-1]]`, int64.
         bounds: Where the valid and the test users begin, for a split by users.
     """
 
     offsets: np.ndarray
-    times: np.ndarray
+    times: ArrayReader | np.ndarray
     bounds: tuple[int, int]
 
     @property
@@ -153,22 +160,42 @@ def _last_fifth(sequences: Sequences, users: np.ndarray) -> Part:
     return _part(users, cuts, starts + lengths, lengths >= 2)
 
 
-def _moment(times: np.ndarray, share: float) -> int:
+def _moment(times: ArrayReader | np.ndarray, share: float) -> int:
     """Return the moment that leaves `share` of all interactions at or after it.
 
-    By bisection over time: a sort would hold a second copy of the whole log in memory.
+    A histogram of the span that must hold it, then of the bin that must, and so on: a sort would
+    hold the whole log in memory.
     """
     most = round(share * len(times))
-    low, high = int(times.min()), int(times.max()) + 1  # all are at or after low, none after high
+    low, high = _span(times)  # all are at or after low, none at or after high
+    later = 0  # at or after high
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if int((times >= middle).sum()) > most else (low, middle)
+        width = -(-(high - low) // BINS)
+        counts = np.zeros(BINS, dtype=np.int64)
+        for piece in pieces(times, CHUNK_ROWS):
+            inside = piece[(piece >= low) & (piece < high)]
+            counts += np.bincount((inside - low) // width, minlength=BINS)
+        since = later + np.append(np.cumsum(counts[::-1])[::-1], 0)  # at or after a bin's beginning
+        number = max(int(np.searchsorted(-since, -most)) - 1, 0)  # the last that leaves too many
+        later = int(since[number + 1])
+        low, high = low + number * width, min(low + (number + 1) * width, high)
     return high
+
+
+def _span(times: ArrayReader | np.ndarray) -> tuple[int, int]:
+    ends = [(piece.min(), piece.max()) for piece in pieces(times, CHUNK_ROWS)]
+    return int(min(low for low, _ in ends)), int(max(high for _, high in ends)) + 1
 
 
 def _before(sequences: Sequences, moment: int) -> np.ndarray:
     """Return the end of each user's interactions before a moment.  Shape `[num_users]`."""
-    earlier = np.concatenate([[0], np.cumsum(np.asarray(sequences.times) < moment)])
-    starts, ends = sequences.offsets[:-1], sequences.offsets[1:]
-    before: np.ndarray = starts + earlier[ends] - earlier[starts]
+    offsets = sequences.offsets
+    before = offsets[:-1].copy()
+    for first, last in pairwise(user_runs(offsets, CHUNK_ROWS).tolist()):
+        start = int(offsets[first])
+        times = sequences.times[start : int(offsets[last])]
+        earlier = np.concatenate([[0], np.cumsum(times < moment)])[
+            offsets[first : last + 1] - start
+        ]
+        before[first:last] += np.diff(earlier)
     return before

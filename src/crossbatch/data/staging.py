@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-CHUNK_ROWS = 1 << 21
+CHUNK_ROWS = 1 << 20
 
 
 def hashed(keys: pl.Series, seed: int) -> np.ndarray:

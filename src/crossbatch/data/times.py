@@ -30,7 +30,7 @@ class TimeReader:
     def __init__(self, unit: str, tally: Tally) -> None:
         if unit != "auto" and unit not in MICROSECONDS:
             raise ConfigError(f"time unit must be auto, {', '.join(MICROSECONDS)}, got {unit!r}")
-        self._unit, self._tally = unit, tally
+        self.unit, self._tally = unit, tally
 
     def read(self, column: pl.Series) -> pl.Series:
         """Return microseconds, null where the value is missing, no time, or absurd.  int64."""
@@ -62,9 +62,9 @@ class TimeReader:
         return times.set(((times < 0) | (times > LATEST)).fill_null(value=False), None)
 
     def _resolve(self, numbers: pl.Series) -> str:
-        if self._unit == "auto":
+        if self.unit == "auto":
             median = numbers.filter(numbers.is_finite()).median()
             size = abs(float(median)) if isinstance(median, (int, float)) else 0.0
-            self._unit = next(unit for unit, largest in _LARGEST if size < largest)
-            self._tally.notes.append(f"times read as {self._unit} since 1970")
-        return self._unit
+            self.unit = next(unit for unit, largest in _LARGEST if size < largest)
+            self._tally.notes.append(f"times read as {self.unit} since 1970")
+        return self.unit

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossbatch.data.readers import amazon, comirec, movielens, recbole, table
+from crossbatch.data.readers.files import is_pattern
 from crossbatch.data.readers.reader import Reader, ReadOptions
 from crossbatch.errors import ConfigError, DataError
 
@@ -30,7 +31,7 @@ def open_source(
     """Return a raw log as a source.
 
     Args:
-        path: A file, a folder or a zip.
+        path: A file, a folder, a zip, or a pattern of files of a table.
         format_name: A name in `READERS`; by default it is detected.
         options: What the files do not say themselves.
 
@@ -39,11 +40,11 @@ def open_source(
         DataError: If the files are missing or not of that format.
     """
     path = Path(path)
-    if not path.exists():
+    if not path.exists() and not is_pattern(path):
         raise DataError(f"{path} does not exist")
     options = options or ReadOptions()
-    # Only a table's columns have names to be told: whoever tells them means a table.
-    named = GENERAL if options.user and options.item else None
+    # Only a table's columns have names to be told, and only its parts a pattern.
+    named = GENERAL if (options.user and options.item) or is_pattern(path) else None
     name = format_name or named or detect_format(path)
     if name not in READERS:
         raise ConfigError(f"format must be one of {', '.join(READERS)}, got {name!r}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -12,8 +14,6 @@ from crossbatch.data.readers.lines import line_blocks
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from crossbatch.data.source import Tally
 
 SUFFIXES = {
@@ -42,15 +42,34 @@ def file_kind(path: Path) -> str:
 
 
 def data_files(path: Path) -> list[Path]:
-    """Return a file itself, or the files of a folder in order of their names."""
+    """Return a file itself, or the files of a folder, its subfolders, or a pattern, in order.
+
+    The order is that of the paths, folder by folder; names that begin with a dot or an underscore
+    are what engines leave behind (`_SUCCESS`, `.crc`), not data.
+    """
     if path.is_file():
         return [path]
+    if is_pattern(path):
+        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207
+        if not found:
+            raise DataError(f"{path} matches no file")
+        return [file for match in found for file in data_files(match)]
     if not path.is_dir():
         raise DataError(f"{path} does not exist")
-    files = sorted(file for file in path.iterdir() if file.name.endswith(tuple(SUFFIXES)))
+    files = sorted(
+        file
+        for file in path.rglob("*")
+        if file.name.endswith(tuple(SUFFIXES))
+        and not any(name.startswith((".", "_")) for name in file.relative_to(path).parts)
+    )
     if not files:
         raise DataError(f"{path} holds no file with a suffix of {', '.join(SUFFIXES)}")
     return files
+
+
+def is_pattern(path: Path) -> bool:
+    """Tell whether a path is a pattern of paths, such as `lake/day=2024-*/*.parquet`."""
+    return glob.has_magic(str(path)) and not path.exists()
 
 
 def column_names(path: Path) -> list[str]:
@@ -59,7 +78,7 @@ def column_names(path: Path) -> list[str]:
     if kind == "json":
         return list(first_object(path))
     if kind == "parquet":
-        return list(_scan(path).collect_schema())
+        return list(parquet_schema(path))
     return split_header(path, "\t" if kind == "tsv" else ",")
 
 
@@ -96,6 +115,11 @@ def _json_table(path: Path, columns: dict[str, str]) -> pl.DataFrame:
     blanks = [pl.lit(None, dtype=pl.String).alias(name) for name in missing]
     full = frame.with_columns(blanks)
     return full.select(pl.col(theirs).alias(ours) for ours, theirs in columns.items())
+
+
+def parquet_schema(path: Path) -> pl.Schema:
+    """Return the types of a Parquet file's columns by name."""
+    return _scan(path).collect_schema()
 
 
 def _scan(path: Path) -> pl.LazyFrame:

@@ -1,11 +1,13 @@
 """Any log as a table: Parquet, CSV/TSV or JSON lines, with item and user tables beside it.
 
 A folder may hold the log in parts (`interactions/*.parquet` or `interactions.parquet`) and the
-content as `items.*` and `users.*`; elsewhere columns and files are named by options.
+content as `items.*` and `users.*`; elsewhere columns and files are named by options.  Parts may lie
+in folders that name a column, `day=2024-01-31/part-0.parquet`.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -14,7 +16,8 @@ from crossbatch.data.readers.delimited import read_delimited
 from crossbatch.data.readers.files import SUFFIXES, column_names, data_files, file_kind, read_table
 from crossbatch.data.readers.json_lines import read_json_lines
 from crossbatch.data.readers.kinds import infer_columns
-from crossbatch.data.source import Column, Source, Table, Tally
+from crossbatch.data.readers.partitions import check_parts, folder_values, part_columns
+from crossbatch.data.source import Column, Part, Source, Table, Tally
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -28,14 +31,14 @@ USUAL_NAMES = {
     "item": ("item", "item_id", "itemId", "itemid", "iid", "asin", "movieId", "product_id"),
     "time": ("timestamp", "time", "ts", "datetime", "date", "unixReviewTime"),
 }
-BATCH_ROWS = 1_000_000
+BATCH_ROWS = 1 << 18
 
 
 def recognises(path: Path) -> bool:
     """Tell whether a path is a log whose columns have usual names."""
     try:
         logs = _logs(path)
-        names = column_names(logs[0])
+        names = part_columns(logs[0])
     except (DataError, IndexError):
         return False
     return all(set(usual) & set(names) for usual in USUAL_NAMES.values())
@@ -45,6 +48,8 @@ def open_source(path: Path, options: ReadOptions) -> Source:
     """Return a table as a source."""
     logs = _logs(path)
     columns = _columns(logs[0], options)
+    check_parts(logs, columns)
+    parts = tuple(partial(_frames, log.absolute(), columns) for log in logs)
     items = options.items or _beside(path, "items")
     users = options.users or _beside(path, "users")
     item_key, item_columns = _content(items, "item", columns["item"], options.item_columns)
@@ -55,7 +60,8 @@ def open_source(path: Path, options: ReadOptions) -> Source:
     return Source(
         format="table",
         files=tuple(file for file in (*logs, items, users) if file is not None),
-        batches=lambda tally: _batches(logs, columns, tally),
+        batches=lambda tally: _batches(parts, columns, tally),
+        parts=parts if "time" in columns else (),  # else a row's time is its place in the whole log
         time_unit="order" if options.time == "none" else options.time_unit or "auto",
         item_table=_table(items, item_key, wanted),
         user_table=_table(users, user_key, sorted(column.name for column in user_columns)),
@@ -74,7 +80,10 @@ def _logs(path: Path) -> list[Path]:
             return [whole]
         parts = path / "interactions"
         path = parts if parts.is_dir() else path
-    files = data_files(path)
+    content = {_beside(path, "items"), _beside(path, "users")}
+    files = [file for file in data_files(path) if file not in content]
+    if not files:
+        raise DataError(f"{path} holds content tables but no log")
     kinds = {file_kind(file) for file in files}
     if len(kinds) > 1:
         raise DataError(
@@ -92,7 +101,7 @@ def _beside(path: Path, stem: str) -> Path | None:
 
 def _columns(log: Path, options: ReadOptions) -> dict[str, str]:
     """Return the file's names of user, item, time and rating, as told or by usual names."""
-    names = column_names(log)
+    names = part_columns(log)
     told = {"user": options.user, "item": options.item, "time": options.time}
     columns: dict[str, str] = {}
     for ours, usual in USUAL_NAMES.items():
@@ -110,10 +119,12 @@ def _columns(log: Path, options: ReadOptions) -> dict[str, str]:
     return {**columns, "rating": rating} if rating else columns
 
 
-def _batches(logs: list[Path], columns: Mapping[str, str], tally: Tally) -> Iterator[pl.DataFrame]:
+def _batches(
+    parts: tuple[Part, ...], columns: Mapping[str, str], tally: Tally
+) -> Iterator[pl.DataFrame]:
     row = 0
-    for log in logs:
-        for frame in _frames(log, columns, tally):
+    for part in parts:
+        for frame in part(tally):
             if "time" not in columns:
                 order = pl.int_range(row, row + len(frame), eager=True).alias("time")
                 frame = frame.with_columns(order)
@@ -122,25 +133,30 @@ def _batches(logs: list[Path], columns: Mapping[str, str], tally: Tally) -> Iter
 
 
 def _frames(log: Path, columns: Mapping[str, str], tally: Tally) -> Iterator[pl.DataFrame]:
+    """Yield the frames of one file; the columns that it lacks are those of its folders."""
+    named, own = folder_values(log), column_names(log)
+    outside = {ours for ours, theirs in columns.items() if theirs in named and theirs not in own}
+    inside = {ours: theirs for ours, theirs in columns.items() if ours not in outside}
     kind = file_kind(log)
     if kind == "json":
-        return read_json_lines(log, columns, tally)
-    if kind == "parquet":
-        return _parquet(log, columns)
-    return read_delimited(log, columns, tally, separator="\t" if kind == "tsv" else ",")
+        frames = read_json_lines(log, inside, tally)
+    elif kind == "parquet":
+        frames = _parquet(log, inside)
+    else:
+        frames = read_delimited(log, inside, tally, separator="\t" if kind == "tsv" else ",")
+    values = [pl.lit(named[columns[ours]], dtype=pl.String).alias(ours) for ours in outside]
+    for frame in frames:
+        yield frame.with_columns(values)
 
 
 def _parquet(log: Path, columns: Mapping[str, str]) -> Iterator[pl.DataFrame]:
     chosen = [pl.col(theirs).alias(ours) for ours, theirs in columns.items()]
     try:
-        frames = (
-            pl.scan_parquet(log)
+        yield from (
+            pl.scan_parquet(log, hive_partitioning=False)
             .select(chosen)
             .collect_batches(maintain_order=True, chunk_size=BATCH_ROWS)
         )
-        yield from frames
-    except pl.exceptions.ColumnNotFoundError as error:
-        raise DataError(f"{log.name} lacks a column that the first file has: {error}") from error
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{log.name} cannot be read as Parquet: {error}") from error
 

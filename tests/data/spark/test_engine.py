@@ -1,0 +1,112 @@
+"""A real local Spark writes what one machine writes, to the byte; `make test-spark` runs it."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+import polars as pl
+import pytest
+
+from crossbatch.data import PrepareOptions, ReadOptions, open_source, prepare
+from crossbatch.data.spark.session import spark_session
+from crossbatch.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default"),  # pyspark's own, and sockets that it leaves to the end
+]
+CONFIGURATION = (
+    "--master local[2] --conf spark.sql.shuffle.partitions=3 --conf spark.ui.enabled=false "
+    "--conf spark.driver.bindAddress=127.0.0.1 --conf spark.driver.host=127.0.0.1 pyspark-shell"
+)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "the paper's": {},
+    "a core, cold items, ties by item": {
+        "core": True,
+        "ties": "item",
+        "cold_items": 0.1,
+        "min_user_count": 14,
+        "min_item_count": 12,
+    },
+    "ratings, ties as read, by time": {"ties": "stable", "split": "time", "min_rating": 2},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session() -> Iterator[None]:
+    """One Spark for all tests: it takes long to start."""
+    pytest.importorskip("pyspark", reason="pyspark is not installed: make test-spark")
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: make test-spark")
+    if shutil.which("java") is None:
+        pytest.skip("no Java here: install a JRE, 17 or newer")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_SUBMIT_ARGS", CONFIGURATION)
+        with spark_session():
+            yield
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files in folders with awkward names, some lines without an item, ties in every moment."""
+    rng, size = np.random.default_rng(0), 6_000
+    items = [f"i{item:03d}" for item in np.minimum(rng.zipf(1.3, size), 200)]
+    log = pl.DataFrame(
+        {
+            "user": rng.integers(400, size=size),
+            "item": [None if row % 2_500 == 7 else item for row, item in enumerate(items)],
+            "timestamp": 1_400_000_000 + 86_400 * rng.integers(50, size=size),
+            "rating": rng.integers(1, 6, size=size),
+            "shop": [f"s {shop}:ü" for shop in rng.integers(2, size=size)],
+        }
+    )
+    root = tmp_path_factory.mktemp("lake")
+    for (shop,), rows in log.group_by("shop", maintain_order=True):
+        folder = root / f"shop={quote(str(shop))}"
+        folder.mkdir()
+        for number, part in enumerate(rows.drop("shop").iter_slices(1_300)):
+            part.write_parquet(folder / f"part-{number}.parquet")
+    (root / "_SUCCESS").touch()
+    return root
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_spark_writes_the_same_dataset(tmp_path: Path, lake: Path, name: str) -> None:
+    options = PrepareOptions(**OPTIONS[name])
+    ours, theirs = (
+        prepare(open_source(lake), tmp_path / engine, options, engine=engine)
+        for engine in ("polars", "spark")
+    )
+    assert ours["files"] == theirs["files"]  # every array's SHA-256
+    assert ours == theirs  # counts, refused lines and notes too
+    assert sum(ours["reading"]["bad_lines"].values()) == 3
+    assert (ours["accounting"]["filter_rounds"] > 2) == options.core
+
+
+def test_a_column_of_folders_on_spark(tmp_path: Path) -> None:
+    for day in range(1, 7):
+        folder = tmp_path / "lake" / f"day=2024-01-{day:02d}"
+        folder.mkdir(parents=True)
+        pl.DataFrame({"user": range(9), "item": [day % 4] * 9}).write_parquet(folder / "x.parquet")
+    source = open_source(tmp_path / "lake", "table", ReadOptions(time="day"))
+    ours, theirs = (prepare(source, tmp_path / name, engine=name) for name in ("polars", "spark"))
+    assert ours == theirs
+    assert ours["counts"]["interactions"] == 54
+
+
+def test_a_file_broken_on_a_worker_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    for name in ("1.csv", "2.csv"):
+        (tmp_path / "lake" / name).write_text("user,item,time\nu,a,1\n")
+    source = open_source(tmp_path / "lake", "table")
+    (tmp_path / "lake" / "2.csv").write_text("user,thing,time\nu,a,1\n")
+    with pytest.raises(DataError, match=r"2\.csv has no column 'item'; .*user, thing, time") as got:
+        prepare(source, tmp_path / "out", engine="spark")
+    assert "\n" not in str(got.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["lake"]
