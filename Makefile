@@ -54,10 +54,21 @@ $(VENV)-torch/.ready: pyproject.toml constraints.txt
 	$(VENV)-torch/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@touch $@
 
+# Spark is too large for everyone's environment; Java 17 or newer must be on the PATH.
+.PHONY: test-spark
+test-spark: $(VENV)-spark/.ready  ## both engines of preparation on a real local Spark
+	$(VENV)-spark/bin/python -m pytest -q tests/data/spark
+
+$(VENV)-spark/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-spark
+	$(VENV)-spark/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) torch pytest hypothesis hatchling editables
+	$(VENV)-spark/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) --no-build-isolation -e '.[spark]'
+	@touch $@
+
 bench: $(VENV)/.dev  ## ratios behind the performance claims; BENCH_ARGS=--quick for a smoke run
 	for name in steps growth memory validation loss retrieval ann serving data_batches data_prepare; do \
 	  $(BIN)/python benchmarks/$$name.py $(BENCH_ARGS) || exit 1; \
 	done
 
 clean:
-	rm -rf $(VENV) $(VENV)-torch $(VENV)-bench-* demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-spark $(VENV)-torch $(VENV)-bench-* demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
