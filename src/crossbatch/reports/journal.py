@@ -110,7 +110,7 @@ def number(value: object) -> float | None:
 def _parse(line: bytes) -> Event | None:
     try:
         event = json.loads(line)
-    except ValueError:  # covers both broken JSON and broken UTF-8
+    except (ValueError, RecursionError):  # broken JSON, broken UTF-8, nested beyond reason
         return None
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 

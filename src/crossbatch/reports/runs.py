@@ -19,6 +19,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from crossbatch.documents import read_document, verify_checksums
 from crossbatch.errors import DataError
 from crossbatch.reports.journal import Journal, number, read_journal
 
@@ -191,6 +192,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
             f"{path} is not a run: it holds none of {', '.join(RUN_FILES)}; "
             "give the run folder that `crossbatch train` wrote"
         )
+    verify_checksums(path)
     journal = read_journal(path / "journal.jsonl")
     result = _read_object(path / "result.json")
     config = _read_object(path / "config.json")
@@ -216,17 +218,7 @@ def numbers(values: object) -> dict[str, float]:
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DataError(
-            f"{path} is not valid JSON ({error}); the run must be trained again"
-        ) from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path} must hold a JSON object, got {type(value).__name__}")
-    return value
+    return read_document(path, "the run must be trained again") if path.is_file() else {}
 
 
 def _read_examples(path: Path) -> tuple[list[Mapping[str, Any]], list[str]]:
@@ -235,7 +227,7 @@ def _read_examples(path: Path) -> tuple[list[Mapping[str, Any]], list[str]]:
         return [], []
     try:
         values = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return [], ["examples.json is not valid JSON and was left out"]
     if not isinstance(values, list):
         return [], ["examples.json does not hold a list and was left out"]

@@ -33,7 +33,7 @@ def main() -> int:
         return INTERRUPTED
     except RunInUseError:
         return BUSY
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, OSError) as error:  # a full disk among them
         sys.stderr.write(f"{error}\n")
         return MISTAKE
     return DONE

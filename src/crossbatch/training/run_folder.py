@@ -183,7 +183,12 @@ class RunFolder:
 
     def load_best(self, trainer: Trainer) -> dict[str, Any]:
         """Restore the best model into `trainer`."""
-        tensors, document = checkpoint.load(self.best)
+        try:
+            tensors, document = checkpoint.load(self.best)
+        except DataError as error:
+            raise DataError(
+                f"{error}; delete {self.checkpoints} and resume, and the run starts over"
+            ) from None
         load_model_state(trainer, tensors)
         return document
 

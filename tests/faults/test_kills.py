@@ -1,0 +1,153 @@
+"""SIGKILL at random moments and at single changes to the file system; then the same command again.
+
+Half of the kills come after a random time, half just before a change (a file opened for writing, a
+rename, a removal), for that is where a half-done step would show. Whatever a kill leaves must be
+whole or absent at once, and equal to the undisturbed result, to the bit, in the end.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from crossbatch.data import open_dataset
+from crossbatch.serving import open_bundle
+
+from . import fingerprints
+from .conftest import FAULTS, SHORT, Counts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from random import Random
+
+    from .commands import Commands, Ended
+
+MOST_KILLS = 12  # of one execution; then it may finish
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A command that is killed until it succeeds.
+
+    Attributes:
+        argv: Its arguments for an output folder.
+        fingerprint: What must be equal at the end.
+        check: Asserts what must hold after every kill.
+        begin: Puts in place what is there before it starts.
+        share: Of all kills.
+    """
+
+    argv: Callable[[Path], list[object]]
+    fingerprint: Callable[[Path], dict[str, Any]]
+    check: Callable[[Path], None]
+    begin: Callable[[Path], None] = lambda _: None
+    share: float = 0.3
+
+
+def whole_or_absent(out: Path) -> None:
+    if out.exists():
+        open_dataset(out).verify()
+
+
+@pytest.fixture
+def victims(
+    recipe: Path, raw: Path, dataset: Path, run: Path, other_run: Path, bundle: Path
+) -> dict[str, Victim]:
+    del other_run
+    train = ["--data", dataset, "--resume", "--quiet"]
+    grid = ["--models", "youtube_dnn", "--samplers", "in_batch,balanced", "--seeds", 0]
+    return {
+        "prepare": Victim(
+            lambda out: ["prepare", raw, "--out", out, "--quiet"],
+            fingerprints.of_dataset,
+            whole_or_absent,
+            share=0.27,
+        ),
+        "train": Victim(
+            lambda out: ["train", recipe, "--out", out, *train],
+            fingerprints.of_run,
+            lambda _: None,
+            share=0.45,
+        ),
+        "export": Victim(
+            # over an older bundle: at no moment may there be none, or half of one
+            lambda out: ["export", run, "--out", out, "--no-graph", "--quiet", "--overwrite"],
+            fingerprints.of_bundle,
+            lambda out: open_bundle(out) and None,
+            begin=lambda out: shutil.copytree(bundle, out) and None,
+            share=0.25,
+        ),
+        "reproduce": Victim(
+            lambda out: [
+                "reproduce", "table1", "--data", dataset, "--out", out, "--recipe", recipe,
+                *grid, "--quiet",
+            ],
+            fingerprints.of_grid,
+            lambda _: None,
+            share=0.03,
+        ),
+    }  # fmt: skip
+
+
+def fresh(place: Path, name: str) -> Path:
+    """An output folder in an empty folder of its own, so that leftovers show."""
+    home = place / "kills" / name
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    return home / "out"
+
+
+def kill(commands: Commands, argv: list[object], usual: Ended, rng: Random) -> Ended:
+    """Run a command that will be killed at some moment of its usual course."""
+    assert usual.changes is not None
+    if rng.random() < 0.5:
+        return commands.run(*argv, kill_after=rng.uniform(0, usual.seconds))
+    return commands.run(*argv, die_at=rng.randint(1, usual.changes))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prepare",
+        "train",
+        "export",
+        pytest.param("reproduce", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_and_started_again(
+    name: str,
+    victims: dict[str, Victim],
+    commands: Commands,
+    place: Path,
+    rng: Random,
+    counts: Counts,
+) -> None:
+    victim = victims[name]
+    out = fresh(place, name)
+    victim.begin(out)
+    usual = commands.run(*victim.argv(out))
+    assert usual.code == 0, usual.stderr
+    expected = victim.fingerprint(out)
+    wanted = max(2, round(victim.share * (FAULTS or SHORT)))
+    kills = 0
+    while kills < wanted:
+        out = fresh(place, name)
+        victim.begin(out)
+        since = 0
+        while True:
+            tired = since >= MOST_KILLS or kills >= wanted
+            argv = victim.argv(out)
+            ended = commands.run(*argv) if tired else kill(commands, argv, usual, rng)
+            assert ended.killed or ended.code == 0, ended.stderr
+            victim.check(out)
+            if not ended.killed:
+                break
+            kills, since = kills + 1, since + 1
+        assert victim.fingerprint(out) == expected
+        assert [path.name for path in out.parent.iterdir()] == ["out"], "leftovers beside it"
+        for _ in range(since):
+            counts.survived(f"SIGKILL in {name}")
