@@ -164,7 +164,7 @@ class Recipe:
             document = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"recipe {path} cannot be read: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"recipe {path} is not TOML: {error}") from None
         for override in overrides:
             _apply_override(document, override)
@@ -260,7 +260,7 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
     keys = path.strip().split(".")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text  # a bare word is a string
     if not separator or (len(keys) < 2 and not isinstance(value, dict)):
         raise ConfigError(

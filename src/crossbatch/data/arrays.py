@@ -1,6 +1,6 @@
-"""Large `.npy` files written and read piece by piece, plainly: memory stays that of one piece.
+"""Arrays on disk: mapped as a whole, or written and read piece by piece.
 
-A memory map would do, but every page that was ever touched counts as the process's own memory, so
+Piece by piece, plainly, memory stays that of one piece. A memory map would do, but every page that was ever touched counts as the process's own memory, so
 that a pass over the log would look like holding it, and meet a limit as if it did.
 """
 
@@ -10,12 +10,30 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from crossbatch.errors import DataError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from types import TracebackType
 
     from numpy.typing import DTypeLike
+
+
+def map_array(path: Path) -> np.ndarray:
+    """Return an array over its memory map; nothing is read, nothing is ever unpickled.
+
+    Raises:
+        DataError: If the file is missing, cut short, or no plain array.
+    """
+    try:
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(mapped, np.memmap):
+            raise ValueError("it is an archive")
+    except Exception as error:  # a header may provoke anything, from the tokenizer's errors on
+        raise DataError(f"{path} cannot be read ({error}): write the folder again") from None
+    # a plain array over the same memory: a memmap's own indexing is far slower
+    return mapped.view(np.ndarray)
 
 
 def user_runs(offsets: np.ndarray, rows: int) -> np.ndarray:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from crossbatch.data.arrays import map_array
 from crossbatch.data.batches import Batch, EvalBatch, TrainingPart, eval_batches, training_batches
 from crossbatch.data.features import Feature, encode_table, read_encoders, read_features
 from crossbatch.data.folder import read_manifest
+from crossbatch.data.soundness import check_sound
 from crossbatch.data.strings import KeyLookup, StringTable
 from crossbatch.documents import file_checksum
 from crossbatch.errors import ConfigError, DataError
@@ -46,10 +48,14 @@ class Dataset:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest: dict[str, Any] = read_manifest(path)
-        counts = self.manifest["counts"]
-        self.num_items: int = counts["items"]
-        self.num_users: int = counts["users"]
-        self.eligible_samples: int = counts["eligible_samples"]
+        try:
+            counts = self.manifest["counts"]
+            self.num_items, self.num_users = int(counts["items"]), int(counts["users"])
+            self.eligible_samples = int(counts["eligible_samples"])
+            self.min_history = int(self.manifest["options"]["min_history"])
+            dict(self.manifest["files"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path} has a broken manifest ({error}): prepare it again") from None
         self.offsets = self._load("offsets")  # [num_users + 1] int64
         self.items = self._load("items")  # [n] int32, sequences end to end
         self.times = self._load("times")  # [n] int64, microseconds
@@ -91,7 +97,7 @@ class Dataset:
             raise ConfigError(
                 f"batch_size and history_length must be ≥ 1, got {batch_size}, {history_length}"
             )
-        users, cuts, ends = self._part(split)
+        users, cuts, ends = self.part(split)
         if max_users is not None and max_users < len(users):
             chosen = np.random.default_rng(CHOICE_SEED).choice(len(users), max_users, replace=False)
             users, cuts, ends = (array[np.sort(chosen)] for array in (users, cuts, ends))
@@ -115,7 +121,7 @@ class Dataset:
 
     def num_eval_users(self, split: str) -> int:
         """Return how many samples "valid" or "test" has."""
-        return len(self._part(split)[0])
+        return len(self.part(split)[0])
 
     @cached_property
     def item_features(self) -> Mapping[str, Feature]:
@@ -163,24 +169,41 @@ class Dataset:
         return self._user_lookup.find([str(key) for key in keys])
 
     def verify(self) -> None:
-        """Compare every file with the manifest's checksum; raise `DataError` at a difference."""
+        """Check every file, and that the arrays fit together.
+
+        Raises:
+            DataError: If a file differs from the manifest's checksum, or points out of another.
+        """
+        home = self.path.resolve()
         for name, expected in self.manifest["files"].items():
             path = self.path / name
+            if not path.resolve().is_relative_to(home):
+                raise DataError(f"{self.path} lists {name!r}, which is no file of the dataset")
             if not path.is_file() or file_checksum(path) != expected:
                 raise DataError(f"{path} is missing or was changed: prepare the dataset again")
+        check_sound(self)
+
+    def training_arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the training users and where the training part of each ends.  `[T]`, int64."""
+        return np.array(self._load("train_users")), np.array(self._load("train_ends"))
 
     @cached_property
     def _training(self) -> TrainingPart:
-        users = np.array(self._load("train_users"))
+        users, ends = self.training_arrays()
         return TrainingPart(
             items=self.items,
             users=users,
             starts=self.offsets[users],
-            ends=np.array(self._load("train_ends")),
-            min_history=self.manifest["options"]["min_history"],
+            ends=ends,
+            min_history=self.min_history,
         )
 
-    def _part(self, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def key_arrays(self, what: str) -> tuple[StringTable, np.ndarray]:
+        """Return the keys of "item" or "user", and their rows in ascending order of the keys."""
+        return StringTable(self.path, f"{what}_keys"), self._load(f"{what}_key_order")
+
+    def part(self, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return users, first targets and ends of "valid" or "test".  Shapes `[E]`, int64."""
         if split not in SPLIT_NAMES:
             raise ConfigError(f"split must be one of {', '.join(SPLIT_NAMES)}, got {split!r}")
         users, cuts, ends = (self._load(f"{split}_{name}") for name in ("users", "cuts", "ends"))
@@ -200,19 +223,11 @@ class Dataset:
 
     @cached_property
     def _item_lookup(self) -> KeyLookup:
-        return KeyLookup(self._item_keys, self._load("item_key_order"))
+        return KeyLookup(*self.key_arrays("item"))
 
     @cached_property
     def _user_lookup(self) -> KeyLookup:
-        return KeyLookup(self._user_keys, self._load("user_key_order"))
+        return KeyLookup(*self.key_arrays("user"))
 
     def _load(self, name: str) -> np.ndarray:
-        path = self.path / f"{name}.npy"
-        try:
-            # a plain array over the same memory map: a memmap's own indexing is far slower
-            mapped: np.ndarray = np.load(path, mmap_mode="r").view(np.ndarray)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(
-                f"{path} cannot be read ({error}): prepare the dataset again"
-            ) from error
-        return mapped
+        return map_array(self.path / f"{name}.npy")

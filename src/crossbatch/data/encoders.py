@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from crossbatch.data.source import Column
 
 UNKNOWN = 0
+LARGEST, LARGEST_HALF = float(np.finfo(np.float32).max), float(np.finfo(np.float16).max)
 TEXT_BUCKETS = 1 << 15
 
 
@@ -143,7 +144,8 @@ class Numeric(Stored):
         numbers = _numbers(column)
         missing = ~np.isfinite(numbers)
         scaled = (numbers - self.settings["mean"]) / self.settings["std"]
-        pair = np.stack([np.where(missing, 0.0, scaled), missing], axis=1)
+        scaled = np.clip(np.where(missing, 0.0, scaled), -LARGEST, LARGEST)
+        pair = np.stack([scaled, missing], axis=1)
         return Encoded(pair.astype(np.float32), None, 2)
 
 
@@ -156,7 +158,7 @@ class Dense(Stored):
     def fit(cls, column: pl.Series, spec: Column) -> Self:
         """Take the length from the first vector there is."""
         vectors = _vectors(column).drop_nulls()
-        if not len(vectors):
+        if not len(vectors) or not len(vectors[0]):
             raise DataError(f"dense column {spec.name!r} holds no vector: leave it out")
         return cls({"size": len(vectors[0]), "name": spec.name})
 
@@ -170,8 +172,14 @@ class Dense(Stored):
                 f"dense column {self.settings['name']!r} must have vectors of {size} numbers, "
                 f"got one of {lengths.filter(lengths != size)[0]}"
             )
+        numbers = vectors.drop_nulls().explode().to_numpy().reshape(-1, size)
+        if not (np.abs(numbers) <= LARGEST_HALF).all():
+            raise DataError(
+                f"dense column {self.settings['name']!r} must hold numbers between "
+                f"±{LARGEST_HALF:g}, got {numbers[~(np.abs(numbers) <= LARGEST_HALF)][0]}"
+            )
         values = np.zeros((len(column), size), dtype=np.float16)
-        values[present] = vectors.drop_nulls().explode().to_numpy().reshape(-1, size)
+        values[present] = numbers
         return Encoded(values, None, size)
 
 
@@ -256,8 +264,10 @@ def _bags(parts: pl.DataFrame, num_rows: int, num_values: int) -> Encoded:
 
 
 def _numbers(column: pl.Series) -> np.ndarray:
-    numbers = column.cast(pl.Float64, strict=False).to_numpy()
-    return np.asarray(numbers, dtype=np.float64)
+    """The numbers as float64; what no float32 can hold counts as missing, like what is none."""
+    numbers = np.array(column.cast(pl.Float64, strict=False).to_numpy(), dtype=np.float64)
+    numbers[np.abs(numbers) > LARGEST] = np.nan
+    return numbers
 
 
 def _vectors(column: pl.Series) -> pl.Series:

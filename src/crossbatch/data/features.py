@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from crossbatch.data.arrays import map_array
 from crossbatch.data.encoders import ENCODERS, Encoded, Encoder
 from crossbatch.data.strings import StringTable, write_strings
+from crossbatch.documents import read_document
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from crossbatch.data.source import Column
 
 SCHEMA = "schema.json"
+ENTRY_KEYS = {"stem", "encoder", "kind", "num_values", "settings"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def read_features(folder: Path) -> dict[str, Feature]:
         name: Feature(
             name=name,
             kind=entry["kind"],
-            values=np.load(folder / f"{entry['stem']}.npy", mmap_mode="r"),
+            values=map_array(folder / f"{entry['stem']}.npy"),
             offsets=_offsets(folder, entry["stem"]),
             num_values=entry["num_values"],
         )
@@ -144,14 +147,19 @@ def _write_encoded(folder: Path, stem: str, encoded: Encoded) -> None:
 
 def _offsets(folder: Path, stem: str) -> np.ndarray | None:
     path = folder / f"{stem}.offsets.npy"
-    return np.load(path, mmap_mode="r") if path.is_file() else None
+    return map_array(path) if path.is_file() else None
 
 
 def _schema(folder: Path) -> dict[str, Any]:
     path = folder / SCHEMA
     if not path.is_file():
         return {}
-    schema: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    schema = read_document(path, "prepare the dataset again")
+    for name, entry in schema.items():
+        if not isinstance(entry, dict) or not entry.keys() >= ENTRY_KEYS:
+            raise DataError(f"{path} does not describe {name!r}: prepare the dataset again")
+        if not str(entry["stem"]).isalnum():  # it becomes a file's name
+            raise DataError(f"{path} names the file {entry['stem']!r}: prepare the dataset again")
     return schema
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import polars as pl
 
+from crossbatch.data.readers.blame import blamed
 from crossbatch.data.staging import StagedLog
 from crossbatch.data.times import TimeReader
 from crossbatch.errors import DataError
@@ -69,9 +70,12 @@ def usable(
     batch: pl.DataFrame, clock: TimeReader, tally: Tally, min_rating: float | None
 ) -> tuple[pl.DataFrame, int]:
     """Return the rows of a batch that have all they need, and how many fell to their rating."""
-    frame = batch.with_columns(
-        pl.col("user").cast(pl.String), pl.col("item").cast(pl.String), clock.read(batch["time"])
-    )
+    for name in ("user", "item"):
+        if batch[name].dtype.is_nested():
+            raise DataError(f"the {name} column holds {batch[name].dtype}, not ids: name another")
+    with blamed("the user, item or time column"):
+        ids = [pl.col(name).cast(pl.String) for name in ("user", "item")]
+        frame = batch.with_columns(*ids, clock.read(batch["time"]))
     tally.lines += len(frame)
     for name, reason in (("user", "no user id"), ("item", "no item id")):
         present = (frame[name].is_not_null()) & (frame[name] != "")

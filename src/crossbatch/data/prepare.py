@@ -21,6 +21,7 @@ from crossbatch.data.folder import atomic_folder, write_manifest
 from crossbatch.data.law import ItemLaw, item_law
 from crossbatch.data.options import PrepareOptions
 from crossbatch.data.progress import Progress, silent
+from crossbatch.data.readers.blame import blamed
 from crossbatch.data.source import Source, Tally
 from crossbatch.data.splits import SPLITS, Sequences, Split, write_split
 from crossbatch.data.strings import byte_order, write_strings
@@ -65,7 +66,8 @@ def prepare(
         arranged = ENGINES[engine](source, folder, options, tally, progress)
         sequences = Sequences(arranged.offsets, ArrayReader(folder / "times.npy"), arranged.bounds)
         split, law = _write_law(folder, sequences, len(arranged.item_keys), options)
-        features = _write_content(folder, source, arranged, content, progress)
+        with blamed("the content of items or users"):
+            features = _write_content(folder, source, arranged, content, progress)
         progress("checksums", 0, None)
         manifest = _manifest(source, options, arranged, split, law)
         manifest |= {"features": features, "reading": _reading(tally, content, arranged)}

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from crossbatch.data.arrays import map_array
+from crossbatch.errors import DataError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
@@ -38,9 +41,11 @@ class StringTable:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        # plain views of the memory maps: a memmap's own indexing is far slower
-        self._offsets = np.load(folder / f"{name}.offsets.npy", mmap_mode="r").view(np.ndarray)
-        self._bytes = np.load(folder / f"{name}.bytes.npy", mmap_mode="r").view(np.ndarray)
+        self._offsets = map_array(folder / f"{name}.offsets.npy")
+        self._bytes = map_array(folder / f"{name}.bytes.npy")
+        plain = self._bytes.dtype == np.uint8 and self._offsets.dtype == np.int64
+        if not plain or self._bytes.ndim != 1 or self._offsets.ndim != 1 or not len(self._offsets):
+            raise DataError(f"{folder / name} is no table of strings: write the folder again")
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -49,7 +54,7 @@ class StringTable:
         if not 0 <= row < len(self):
             raise IndexError(f"row must be in 0..{len(self) - 1}, got {row}")
         start, end = int(self._offsets[row]), int(self._offsets[row + 1])
-        return str(self._bytes[start:end].tobytes(), "utf-8")
+        return str(self._bytes[start:end].tobytes(), "utf-8", "replace")
 
     def take(self, rows: Iterable[int]) -> list[str]:
         """Return the strings of the given rows."""
@@ -58,7 +63,13 @@ class StringTable:
     def tolist(self) -> list[str]:
         """Return every string; one decoding of the whole table."""
         whole, ends = self._bytes.tobytes(), self._offsets.tolist()
-        return [whole[start:end].decode("utf-8") for start, end in pairwise(ends)]
+        return [whole[start:end].decode("utf-8", "replace") for start, end in pairwise(ends)]
+
+    @property
+    def sound(self) -> bool:
+        """Whether every string lies inside of the bytes, after the one before."""
+        rising = bool((np.diff(self._offsets) >= 0).all())
+        return rising and self._offsets[0] == 0 and self._offsets[-1] == len(self._bytes)
 
 
 class KeyLookup:
@@ -86,7 +97,8 @@ class KeyLookup:
         return np.asarray(rows, dtype=np.int64)
 
     def _search(self, key: str) -> int:
-        target, low, high = key.encode("utf-8"), 0, len(self._order)
+        # a lone surrogate, which a command line can bring along, makes a key that is unknown
+        target, low, high = key.encode("utf-8", "surrogatepass"), 0, len(self._order)
         while low < high:
             middle = (low + high) // 2
             if self._key_bytes(middle) < target:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from crossbatch.documents import read_document
 from crossbatch.evaluation.baselines import evaluate_baselines
 from crossbatch.reports.output import write_whole
 from crossbatch.training.outcome import finite, in_paper
@@ -24,7 +25,7 @@ def measure_baselines(dataset: Dataset, recipe: Recipe, out: Path) -> Path:
         "history_length": recipe.train.history_length,
     }
     if path.is_file():
-        known = json.loads(path.read_text())
+        known = read_document(path, "delete it to measure them again")
         if {key: known.get(key) for key in about} == about:
             return path
     found = evaluate_baselines(dataset, "test", history_length=recipe.train.history_length)

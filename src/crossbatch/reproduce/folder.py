@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from crossbatch.documents import read_document
 from crossbatch.errors import DataError
 from crossbatch.reports.output import write_whole
 from crossbatch.reports.runs import RUN_FILES, Run, read_run
@@ -106,8 +107,4 @@ class GridFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.path / name
-        try:
-            document = json.loads(path.read_text()) if path.is_file() else {}
-        except ValueError as error:
-            raise DataError(f"{path} is not valid JSON ({error}); train the grid again") from None
-        return dict(document)
+        return read_document(path, "train the grid again") if path.is_file() else {}

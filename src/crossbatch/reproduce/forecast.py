@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from crossbatch.documents import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ class Forecast:
         for cell in cells:
             path = out / cell.folder / "result.json"
             if path.is_file():
-                taken = float(json.loads(path.read_text())["convergence_minutes"])
+                taken = float(read_document(path, "train the run again")["convergence_minutes"])
                 for kind in _kinds(cell):
                     minutes.setdefault(kind, []).append(taken)
         return cls({kind: statistics.fmean(values) for kind, values in minutes.items()})

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
+from crossbatch.documents import read_document
 from crossbatch.errors import ConfigError
 from crossbatch.reproduce import worker
 from crossbatch.training.assemble import resolve
@@ -75,7 +76,8 @@ def check_cells(cells: Sequence[Cell], dataset: Dataset, out: Path) -> None:
         if not path.is_file():
             continue
         config = resolve(cell.recipe, dataset).to_dict() | {"dataset": checksum}
-        for key, before, value in changed_keys(json.loads(path.read_text()), config):
+        earlier = read_document(path, "train the run again")
+        for key, before, value in changed_keys(earlier, config):
             raise ConfigError(
                 f"{out / cell.folder} was trained with {key} = {before!r}, not {value!r}; "
                 "choose another --out, or give the options it began with"

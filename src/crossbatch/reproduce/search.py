@@ -9,11 +9,11 @@ metric, averaged over seeds; `--settings settings.toml` then applies it.
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from crossbatch.documents import read_document
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.reports.cells import NOTHING
 from crossbatch.reports.markdown import pipe_table
@@ -115,7 +115,7 @@ def _validation(run: Path, design: Design) -> float | None:
     path = run / "result.json"
     if not path.is_file():
         return None
-    return float(json.loads(path.read_text())["valid"][design.base.train.metric])
+    return float(read_document(path, "train the run again")["valid"][design.base.train.metric])
 
 
 def choose(trials: Sequence[Trial]) -> dict[str, dict[str, Trial]]:
@@ -191,7 +191,7 @@ def read_settings(path: Path) -> dict[str, dict[str, list[str]]]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"settings {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"settings {path} is not TOML: {error}") from None
     for model, row in document.items():
         if not isinstance(row, dict) or not all(_is_overrides(v) for v in row.values()):

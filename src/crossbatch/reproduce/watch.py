@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Protocol
 
+from crossbatch.documents import read_document
 from crossbatch.reproduce.forecast import Forecast, in_words
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class TerminalWatcher:
     def finished(self, cell: Cell) -> None:
         """Print the run's result above the bar."""
         self._forecast = Forecast.of(self._cells, self.out)
-        result = json.loads((self.out / cell.folder / "result.json").read_text())
+        result = read_document(self.out / cell.folder / "result.json", "train the run again")
         split = "test" if cell.test else "valid"
         value = result[split][cell.recipe.train.metric]
         self._say(
@@ -142,7 +143,7 @@ def _latest(run: Path, metric: str) -> tuple[int, str]:
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:  # cut off at either end
+        except (ValueError, RecursionError):  # cut off at either end
             continue
         step = event["step"]
         if event["event"] == "eval":

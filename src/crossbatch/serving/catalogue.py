@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import polars as pl
 
+from crossbatch.data.arrays import map_array
 from crossbatch.data.strings import StringTable, write_strings
 from crossbatch.serving.keys import KeyIndex, sorted_hashes
 
@@ -53,11 +54,11 @@ class StoredCatalogue:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.item_counts = _mapped(folder / f"{COUNTS}.npy")
+        self.item_counts = map_array(folder / f"{COUNTS}.npy")
         self._keys = StringTable(folder, KEYS)
         self._titles = StringTable(folder, TITLES)
         self._index = KeyIndex(
-            self._keys, _mapped(folder / f"{HASHES}.npy"), _mapped(folder / f"{ROWS}.npy")
+            self._keys, map_array(folder / f"{HASHES}.npy"), map_array(folder / f"{ROWS}.npy")
         )
 
     @cached_property
@@ -102,9 +103,3 @@ def all_items(catalogue: Catalogue) -> tuple[list[str], list[str]]:
     ids = range(catalogue.num_items + 1)
     keys, titles = catalogue.item_keys(ids), catalogue.item_titles(ids)
     return keys, [title if title != key else "" for key, title in zip(keys, titles, strict=True)]
-
-
-def _mapped(path: Path) -> np.ndarray:
-    # a plain array over the same memory map: a memmap's own indexing is far slower
-    mapped: np.ndarray = np.load(path, mmap_mode="r").view(np.ndarray)
-    return mapped

@@ -14,6 +14,7 @@ import numpy as np
 
 from crossbatch.data.folder import check_free
 from crossbatch.data.progress import Progress, silent
+from crossbatch.documents import read_document
 from crossbatch.evaluation import encode_items
 from crossbatch.serving import towers as stored_towers
 from crossbatch.serving.catalogue import all_items
@@ -118,6 +119,7 @@ def _result(run: Path) -> dict[str, Any]:
     path = run / "result.json"
     if not path.is_file():
         return {}
+    text = json.dumps(read_document(path, "train the run again"))
     # a metric that was undefined is null: NaN is no JSON
-    result: dict[str, Any] = json.loads(path.read_text(), parse_constant=lambda _: None)
+    result: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)
     return result

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossbatch.data.readers import amazon, comirec, movielens, recbole, table
+from crossbatch.data.readers.blame import blamed, guarded
 from crossbatch.data.readers.files import is_pattern
 from crossbatch.data.readers.reader import Reader, ReadOptions
 from crossbatch.errors import ConfigError, DataError
@@ -48,7 +49,8 @@ def open_source(
     name = format_name or named or detect_format(path)
     if name not in READERS:
         raise ConfigError(f"format must be one of {', '.join(READERS)}, got {name!r}")
-    return READERS[name].open(path, options)
+    with blamed(path.name):
+        return guarded(READERS[name].open(path, options))
 
 
 def detect_format(path: Path) -> str:

@@ -38,6 +38,7 @@ _KEYS = tuple(
     re.compile(rb"""["']%s["']\s*:\s*["']([^"']+)["']""" % name)
     for name in (b"parent_asin", b"asin")
 )
+MAX_LINE = 1 << 20  # bytes: a literal takes some two hundred times its length to parse
 _NUMBER = re.compile(r"\d[\d,]*\.?\d*")
 
 
@@ -61,9 +62,12 @@ def read_metadata(path: Path, keys: pl.Series, tally: Tally) -> pl.DataFrame:
 
 def _parse(line: bytes, tally: Tally) -> dict[str, Any] | None:
     try:
+        if len(line) > MAX_LINE:
+            raise ValueError("longer than any item's description")
         text = line.decode("utf-8")
         entry = json.loads(text) if text.startswith('{"') else ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        json.dumps(entry, ensure_ascii=False).encode("utf-8")  # no lone surrogates
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         tally.unreadable("metadata line cannot be parsed", 1, repr(line))
         return None
     return entry if isinstance(entry, dict) else None
@@ -83,9 +87,9 @@ def _content(entry: dict[str, Any]) -> dict[str, Any]:
 def _category_path(entry: dict[str, Any]) -> list[str]:
     """Return the first category path: 2014 has lists of paths, later editions one path."""
     path = entry.get("categories") or entry.get("category") or []
-    if path and isinstance(path[0], list):
+    if path and isinstance(path, list) and isinstance(path[0], list):
         path = path[0]
-    labels = [path] if isinstance(path, str) else path
+    labels = path if isinstance(path, list) else [path]
     return [plain for label in labels if (plain := _plain(label))]
 
 

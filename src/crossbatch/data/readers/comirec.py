@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from crossbatch.data.readers.delimited import read_delimited
+from crossbatch.data.readers.delimited import read_delimited, read_whole
 from crossbatch.data.source import Column, Source, Tally
 from crossbatch.errors import DataError
 
@@ -84,10 +84,8 @@ def _with_keys(frame: pl.DataFrame, table: pl.DataFrame | None, kind: str) -> pl
 
 
 def _categories(path: Path, items: pl.DataFrame | None) -> pl.DataFrame:
-    frame = pl.concat(
-        read_delimited(
-            path, {"item": "item", "category": "category"}, Tally(), header=("item", "category")
-        )
+    frame = read_whole(
+        path, {"item": "item", "category": "category"}, Tally(), header=("item", "category")
     )
     return _with_keys(frame, items, "item").rename({"item": "key"})
 
@@ -96,4 +94,4 @@ def _map(path: Path, header: tuple[str, str]) -> pl.DataFrame | None:
     if not path.is_file():
         return None
     columns = {name: name for name in header}
-    return pl.concat(read_delimited(path, columns, Tally(), header=header)).unique(header[1])
+    return read_whole(path, columns, Tally(), header=header).unique(header[1])

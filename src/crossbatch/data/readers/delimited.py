@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -52,6 +52,14 @@ def read_delimited(
             yield frame.select(list(renaming)).rename(renaming)
 
 
+def read_whole(
+    path: Path, columns: Mapping[str, str], tally: Tally, **options: Any
+) -> pl.DataFrame:
+    """Return all rows of a small file at once; none for a file of nothing but a header."""
+    empty = pl.DataFrame(schema=dict.fromkeys(columns, pl.String))
+    return pl.concat([empty, *read_delimited(path, columns, tally, **options)])
+
+
 def parse_rows(
     block: bytes, names: Sequence[str], tally: Tally, *, separator: str, encoding: str
 ) -> pl.DataFrame:
@@ -79,11 +87,14 @@ def split_header(path: Path, separator: str) -> list[str]:
     line = first_line(path)
     if not line:
         raise DataError(f"{path.name} is empty")
-    return (
-        next(csv.reader([line], delimiter=separator))
-        if len(separator) == 1
-        else line.split(separator)
-    )
+    try:
+        names = _split(line, separator) if len(separator) == 1 else line.split(separator)
+    except csv.Error as error:
+        raise DataError(f"{path.name} has no header in its first line ({error})") from None
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise DataError(f"{path.name} has two columns {repeated[:60]!r}: rename one of them")
+    return names
 
 
 def _rows(
@@ -96,9 +107,17 @@ def _rows(
         except UnicodeDecodeError:
             tally.unreadable("line is not UTF-8", 1, repr(line))
             continue
-        fields = next(csv.reader([text], delimiter=mark)) if quote else text.split(mark)
+        try:
+            fields = _split(text, mark) if quote else text.split(mark)
+        except csv.Error:
+            tally.unreadable("line is not CSV", 1, text)
+            continue
         if len(fields) > width:
             tally.unreadable("too many fields", 1, text)
         elif text.strip():
             rows.append([*(field or None for field in fields), *[None] * (width - len(fields))])
     return rows
+
+
+def _split(line: str, mark: str) -> list[str]:
+    return next(csv.reader([line], delimiter=mark))

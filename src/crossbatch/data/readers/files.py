@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from crossbatch.data.readers.delimited import read_delimited, split_header
+from crossbatch.data.readers.delimited import read_whole, split_header
 from crossbatch.data.readers.json_lines import first_object
 from crossbatch.data.readers.lines import line_blocks
 from crossbatch.errors import DataError
@@ -98,7 +98,7 @@ def read_table(
         # content may hold quoted line breaks, so it is parsed as one piece
         frame = pl.read_csv(line_bytes(path), infer_schema=False)
         return frame.select(pl.col(theirs).alias(ours) for ours, theirs in columns.items())
-    return pl.concat(read_delimited(path, columns, tally, separator="\t"))
+    return read_whole(path, columns, tally, separator="\t")
 
 
 def line_bytes(path: Path) -> bytes:

@@ -63,7 +63,7 @@ def first_object(path: Path) -> dict[str, Any]:
     line = first_line(path)
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path.name} does not begin with a JSON object ({error})") from error
     if not isinstance(value, dict):
         raise DataError(f"{path.name} must hold one JSON object a line, got {line[:60]!r}")
@@ -78,7 +78,7 @@ def _parse(line: bytes, tally: Tally) -> dict[str, Any] | None:
     except UnicodeDecodeError:
         tally.unreadable("line is not UTF-8", 1, repr(line))
         return None
-    except ValueError:
+    except (ValueError, RecursionError):
         tally.unreadable("line is not JSON", 1, repr(line))
         return None
     if not isinstance(row, dict):

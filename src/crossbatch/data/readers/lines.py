@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCK_BYTES = 1 << 24
+MAX_LINE_BYTES = 1 << 26
+# Text shrinks to a tenth, a very regular log to a hundredth; nothing but zeros shrinks further.
+MAX_RATIO, ALWAYS_ALLOWED = 250, 1 << 28
 GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -45,7 +48,9 @@ def first_line(path: Path) -> str:
     """Return the first line that is not blank, without its end; empty if there is none."""
     with open_binary(path) as file:
         try:
-            for line in file:
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                if len(line) > MAX_LINE_BYTES:
+                    raise _too_long(path)
                 if line.strip():
                     return line.decode("utf-8-sig").rstrip("\r\n")
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -59,7 +64,7 @@ def first_line(path: Path) -> str:
 
 def _line_blocks(path: Path) -> Iterator[bytes]:
     with open_binary(path) as file:
-        rest = b""
+        rest, total, size = b"", 0, path.stat().st_size
         while True:
             try:
                 data = file.read(BLOCK_BYTES)
@@ -67,13 +72,30 @@ def _line_blocks(path: Path) -> Iterator[bytes]:
                 raise _broken(path, error) from error
             if not data:
                 break
+            total += len(data)
+            check_ratio(path.name, total, size)
             data = rest + data
             cut = data.rfind(b"\n") + 1
             rest = data[cut:]
+            if len(rest) > MAX_LINE_BYTES:
+                raise _too_long(path)
             if cut:
                 yield data[:cut]
         if rest:
             yield rest + b"\n"
+
+
+def check_ratio(name: str, unpacked: int, packed: int) -> None:
+    """Raise `DataError` if so many bytes out of so few can only be meant to fill the disk."""
+    if unpacked > max(ALWAYS_ALLOWED, MAX_RATIO * packed):
+        raise DataError(
+            f"{name} unpacks to more than {MAX_RATIO} times its size, like a bomb: if it is "
+            "sound, unpack it yourself and pass the result"
+        )
+
+
+def _too_long(path: Path) -> DataError:
+    return DataError(f"{path.name} has a line of more than {MAX_LINE_BYTES >> 20} MB: is it text?")
 
 
 def _open(path: Path) -> IO[bytes]:

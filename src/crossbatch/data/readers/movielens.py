@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from crossbatch.data.readers.delimited import parse_rows, read_delimited
+from crossbatch.data.readers.lines import check_ratio
 from crossbatch.data.source import Column, Source, Tally
 from crossbatch.errors import DataError
 
@@ -105,8 +106,12 @@ def _find(path: Path) -> tuple[Edition, dict[str, str]] | None:
     if path.is_dir():
         names = {file.name: str(file) for file in path.iterdir() if file.is_file()}
     elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            names = {Path(name).name: name for name in archive.namelist() if not name.endswith("/")}
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = archive.namelist()
+        except (zipfile.BadZipFile, ValueError, NotImplementedError):
+            return None
+        names = {Path(name).name: name for name in members if not name.endswith("/")}
     else:
         return None
     for edition in EDITIONS.values():
@@ -130,7 +135,8 @@ def _ratings(
         log = Path(members[edition.ratings])
         if path.is_file():  # the zip's log is unpacked to disk, not into memory
             with zipfile.ZipFile(path) as archive:
-                log = Path(archive.extract(members[edition.ratings], folder))
+                member = _sane(archive, members[edition.ratings])
+                log = Path(archive.extract(member, folder))
         yield from read_delimited(
             log, columns, tally, separator=edition.separator, header=edition.header or None
         )
@@ -156,13 +162,20 @@ def _users(path: Path, edition: Edition, members: dict[str, str]) -> pl.DataFram
     return frame.with_columns(pl.col("zip").str.slice(0, 3))  # the sorting region
 
 
+def _sane(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    """The member of this name, unless it would fill the disk; no more than it says is unpacked."""
+    member = archive.getinfo(name)
+    check_ratio(name, member.file_size, member.compress_size)
+    return member
+
+
 def _table(
     path: Path, member: str, separator: str, columns: tuple[str, ...], *, has_header: bool
 ) -> pl.DataFrame:
     """Read a small table whole; the old editions are Latin-1, the CSV ones UTF-8."""
     if path.is_file():
         with zipfile.ZipFile(path) as archive:
-            data = archive.read(member)
+            data = archive.read(_sane(archive, member))
     else:
         data = Path(member).read_bytes()
     if has_header:

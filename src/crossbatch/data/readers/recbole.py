@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import polars as pl
-
-from crossbatch.data.readers.delimited import read_delimited, split_header
+from crossbatch.data.readers.delimited import read_delimited, read_whole, split_header
 from crossbatch.data.source import Column, Source, Tally
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import polars as pl
 
     from crossbatch.data.readers.reader import ReadOptions
 
@@ -95,8 +95,9 @@ def _columns(path: Path, key: str) -> tuple[tuple[Column, ...], str | None]:
 
 def _table(path: Path, key: str, tally: Tally) -> pl.DataFrame:
     fields = _fields(path)
+    _named(fields, key, path)
     columns = {("key" if name == key else name): f"{name}:{kind}" for name, kind in fields.items()}
     before = tally.lines
-    frame = pl.concat(read_delimited(path, columns, tally, separator="\t"))
+    frame = read_whole(path, columns, tally, separator="\t")
     tally.lines = before  # lines of content are no interactions
     return frame

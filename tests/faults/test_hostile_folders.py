@@ -1,0 +1,287 @@
+"""Recipes, datasets, checkpoints and runs that someone forged, checksums and all.
+
+A checksum tells of accidents, not of intent. Whoever rewrites a folder consistently may be refused
+or may be believed, but gets no crash, no memory, no code run and no look outside of the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from crossbatch.config import Recipe
+from crossbatch.data import open_dataset
+from crossbatch.data.folder import MANIFEST, write_manifest
+from crossbatch.documents import sealed
+from crossbatch.errors import ConfigError, DataError
+from crossbatch.reports.runs import read_run
+from crossbatch.reproduce.search import read_settings
+from crossbatch.training import checkpoint
+from crossbatch.training.saved import open_run
+
+from .conftest import FAULTS, RECIPE
+
+FUZZ = settings(
+    max_examples=max(60, FAULTS),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+CLEAN = contextlib.suppress(ConfigError, DataError)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([2**31, 2**63, -1, 1e308, "", "../..", "x" * 300, "\ud800"])
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=4,
+)
+
+
+def changed(document: Any, data: st.DataObject) -> Any:
+    """A copy in which one value, anywhere, is another one or gone."""
+    document = json.loads(json.dumps(document))
+    here, path = document, []
+    while isinstance(here, (dict, list)) and here and (not path or data.draw(st.booleans())):
+        keys = sorted(here) if isinstance(here, dict) else range(len(here))
+        path.append((here, data.draw(st.sampled_from(keys))))
+        here = here[path[-1][1]]
+    owner, key = path[-1]
+    if data.draw(st.booleans()):
+        owner[key] = data.draw(VALUES)
+    else:
+        del owner[key]
+    return document
+
+
+class TestRecipes:
+    @FUZZ
+    @given(text=st.text(max_size=80) | st.binary(max_size=80))
+    def test_any_text(self, tmp_path: Path, text: str | bytes) -> None:
+        path = tmp_path / "x.toml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
+        for read in (Recipe.load, read_settings):
+            with CLEAN:
+                read(path)
+
+    @FUZZ
+    @given(data=st.data())
+    def test_any_value(self, data: st.DataObject) -> None:
+        with CLEAN:
+            Recipe.from_dict(changed(Recipe().to_dict(), data))
+
+    @FUZZ
+    @given(override=st.text(max_size=30) | st.from_regex(r"[a-z]+\.[a-z]+=.*"))
+    def test_any_override(self, override: str) -> None:
+        with CLEAN:
+            Recipe().changed([override])
+
+    @pytest.mark.parametrize("read", [Recipe.load, read_settings])
+    def test_bug_deep_toml(self, tmp_path: Path, read: Any) -> None:
+        (tmp_path / "x.toml").write_text("a = " + "[" * 100_000)
+        with pytest.raises(ConfigError, match="not TOML"):
+            read(tmp_path / "x.toml")
+
+
+class TestDatasets:
+    @pytest.fixture
+    def victim(self, dataset: Path, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(dataset, tmp_path / "victim"))
+
+    def use(self, folder: Path) -> None:
+        """Open, verify, and read what training and serving read."""
+        opened = open_dataset(folder)
+        opened.verify()
+        next(opened.batches(16, seed=0))
+        for split in ("valid", "test"):
+            list(opened.eval_batches(split))
+        opened.item_titles(range(1, opened.num_items + 1))
+        opened.item_ids(["1", "\udcff"])
+
+    @FUZZ
+    @given(data=st.data())
+    def test_forged_manifests(self, victim: Path, data: st.DataObject) -> None:
+        path = victim / MANIFEST
+        whole = path.read_text()
+        document = changed(json.loads(whole), data)
+        document.pop("seal", None)
+        path.write_text(json.dumps(sealed(document)))
+        with CLEAN:
+            self.use(victim)
+        path.write_text(whole)
+
+    @FUZZ
+    @given(data=st.data())
+    def test_forged_arrays(self, victim: Path, data: st.DataObject) -> None:
+        """Another array in the place of one, and a manifest that vouches for it."""
+        manifest = json.loads((victim / MANIFEST).read_text())
+        name = data.draw(st.sampled_from([n for n in manifest["files"] if n.endswith(".npy")]))
+        whole = (victim / name).read_bytes()
+        array = np.load(victim / name)
+        changes = {
+            "shorter": lambda: array[: len(array) // 2],
+            "longer": lambda: np.concatenate([array, array]),
+            "negative": lambda: (array.astype(np.int64) * -1 - 1).astype(np.int64),
+            "huge": lambda: np.full(array.shape, 2**31 - 1, dtype=np.int64),
+            "float": lambda: np.full(array.shape, np.nan),
+            "text": lambda: np.full(array.shape, "x"),
+            "matrix": lambda: array.reshape(1, -1),
+            "scalar": lambda: np.array(1),
+            "empty": lambda: array[:0],
+        }
+        np.save(victim / name, changes[data.draw(st.sampled_from(sorted(changes)))]())
+        self.vouch(victim, manifest)
+        try:
+            with CLEAN:
+                self.use(victim)
+        finally:
+            (victim / name).write_bytes(whole)
+            (victim / MANIFEST).write_text(json.dumps(manifest))
+
+    def vouch(self, folder: Path, manifest: dict[str, Any]) -> None:
+        made = ("files", "checksum", "seal", "format_version")
+        write_manifest(folder, {k: v for k, v in manifest.items() if k not in made})
+
+    @FUZZ
+    @given(header=st.binary(max_size=200), size=st.integers(0, 2**16 - 1))
+    def test_forged_array_headers(self, victim: Path, header: bytes, size: int) -> None:
+        manifest = (victim / MANIFEST).read_text()
+        path = victim / "items.npy"
+        whole = path.read_bytes()
+        path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", size) + header)
+        self.vouch(victim, json.loads(manifest))
+        with pytest.raises(DataError):
+            self.use(victim)
+        path.write_bytes(whole)
+        (victim / MANIFEST).write_text(manifest)
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            "{'descr': '<i4', 'fortran_order': False, 'shape': (4611686018427387904,)}",
+            "{'descr': '<i4', 'fortran_order': False, 'shape': (-1,)}",
+            "{'descr': '|O', 'fortran_order': False, 'shape': (1,)}",
+            "__import__('os').abort()",
+            "(" * 5_000,
+        ],
+    )
+    def test_headers_that_lie(self, victim: Path, header: str) -> None:
+        text = header.encode().ljust(118) + b"\n"
+        start = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text))
+        (victim / "items.npy").write_bytes(start + text)
+        with pytest.raises(DataError):
+            open_dataset(victim)
+
+    @pytest.mark.parametrize("name", ["../outside", "/etc/hostname"])
+    def test_bug_manifest_lists_files_elsewhere(self, victim: Path, name: str) -> None:
+        (victim.parent / "outside").write_text("secret")
+        document = json.loads((victim / MANIFEST).read_text())
+        document.pop("seal")
+        document["files"] = {name: hashlib.sha256(b"secret").hexdigest()}
+        (victim / MANIFEST).write_text(json.dumps(sealed(document)))
+        with pytest.raises(DataError, match="no file of the dataset"):
+            open_dataset(victim).verify()
+
+    def test_bug_feature_stem_points_elsewhere(self, victim: Path) -> None:
+        path = victim / "features" / "items" / "schema.json"
+        schema = json.loads(path.read_text())
+        next(iter(schema.values()))["stem"] = "../../items"
+        path.write_text(json.dumps(schema))
+        with pytest.raises(DataError, match="names the file"):
+            _ = open_dataset(victim).item_features
+
+    def test_bug_lone_surrogate_is_an_unknown_key(self, dataset: Path) -> None:
+        assert open_dataset(dataset).item_ids(["\udcff"]).tolist() == [0]
+
+
+class TestCheckpoints:
+    def forge(self, folder: Path, content: bytes, document: dict[str, Any] | None = None) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / checkpoint.TENSORS).write_bytes(content)
+        crc32 = checkpoint._checksum(folder / checkpoint.TENSORS)
+        body = {"format": checkpoint.FORMAT, "crc32": crc32} | (document or {})
+        (folder / checkpoint.DOCUMENT).write_text(json.dumps(sealed(body)))
+
+    @FUZZ
+    @given(data=st.data())
+    def test_forged_tensors(self, tmp_path: Path, data: st.DataObject) -> None:
+        content = bytearray(save({"a": torch.ones(3, 4), "b": torch.tensor(5)}))
+        for _ in range(data.draw(st.integers(1, 3))):
+            start = data.draw(st.integers(0, len(content)))
+            content[start : start + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
+        self.forge(tmp_path / "step-1", bytes(content))
+        with CLEAN:
+            checkpoint.load(tmp_path / "step-1")
+
+    @pytest.mark.parametrize(
+        ("length", "header"),
+        [
+            (2**63, b"{}"),
+            (2**40, b"{}"),
+            (2, b"[]"),
+            (200_000, b"[" * 200_000),
+            (60, b'{"a":{"dtype":"F32","shape":[9223372036854775807],"data_of'),
+        ],
+    )
+    def test_giant_and_deep_headers(self, tmp_path: Path, length: int, header: bytes) -> None:
+        self.forge(tmp_path / "step-1", struct.pack("<Q", length) + header)
+        with pytest.raises(DataError, match="corrupted"):
+            checkpoint.load(tmp_path / "step-1")
+
+    def test_a_pickle_is_not_opened(self, tmp_path: Path) -> None:
+        torch.save({"a": torch.ones(2)}, tmp_path / "evil")
+        self.forge(tmp_path / "step-1", (tmp_path / "evil").read_bytes())
+        with pytest.raises(DataError, match="corrupted"):
+            checkpoint.load(tmp_path / "step-1")
+
+
+class TestRuns:
+    @pytest.fixture
+    def victim(self, run: Path, tmp_path: Path) -> Path:
+        copied = Path(shutil.copytree(run, tmp_path / "victim"))
+        (copied / "checksums.json").unlink()
+        return copied
+
+    @FUZZ
+    @given(data=st.data())
+    def test_forged_documents(self, victim: Path, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(["config.json", "result.json", "best/checkpoint.json"]))
+        path = victim / name
+        whole = path.read_text()
+        document = changed(json.loads(whole), data)
+        document.pop("seal", None)
+        path.write_text(json.dumps(sealed(document) if "best" in name else document))
+        for read in (open_run, read_run):
+            with CLEAN:
+                read(victim)
+        path.write_text(whole)
+
+    @pytest.mark.parametrize("name", ["config.json", "result.json", "checksums.json"])
+    def test_bug_deep_json(self, victim: Path, name: str) -> None:
+        (victim / name).write_text("[" * 100_000)
+        with pytest.raises(DataError, match="not valid JSON"):
+            read_run(victim)
+
+    def test_deep_lines_of_a_journal_are_skipped_and_counted(self, victim: Path) -> None:
+        with (victim / "journal.jsonl").open("a") as file:
+            file.write("[" * 100_000 + "\n")
+        assert "1 unreadable journal line skipped" in read_run(victim).notes
+
+
+def test_the_recipe_of_this_suite_is_one(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(RECIPE)
+    assert Recipe.load(tmp_path / "x.toml").train.max_steps == 24
