@@ -67,7 +67,12 @@ class Commands:
         self._server.stdout.close()
 
     def run(
-        self, *argv: object, kill_after: float | None = None, die_at: int | None = None
+        self,
+        *argv: object,
+        kill_after: float | None = None,
+        die_at: int | None = None,
+        limits: dict[str, int] | None = None,
+        clock: float | None = None,
     ) -> Ended:
         """Run a command to its end.
 
@@ -75,6 +80,8 @@ class Commands:
             argv: Arguments of `crossbatch`.
             kill_after: Seconds until it is killed, if it still runs.
             die_at: The change to the file system before which it kills itself.
+            limits: By name in `resource`; of memory, how much more than it has at its start.
+            clock: Seed of a wall clock that jumps by years.
         """
         assert self._server.stdin is not None
         self._stderr.unlink(missing_ok=True)
@@ -83,6 +90,8 @@ class Commands:
             "stderr": str(self._stderr),
             "inside": str(self.folder),
             "die_at": die_at,
+            "limits": limits or {},
+            "clock": clock,
         }
         began = time.monotonic()
         self._server.stdin.write(json.dumps(job) + "\n")

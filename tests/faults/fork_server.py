@@ -1,6 +1,7 @@
 """Runs `crossbatch` commands as forks of a process that has imported everything already.
 
-A line of stdin is a job: {"argv": [...], "stderr": file, "inside": folder, "die_at": n or null}.
+A line of stdin is a job: {"argv": [...], "stderr": file, "inside": folder, "die_at": n or null,
+"limits": {"RLIMIT_AS": bytes, ...}, "clock": seed or null}.
 The answers are two lines: the process id at once, the exit code when it has ended. A job dies by
 its own SIGKILL just before its n-th change to the file system below `inside`; without n it writes
 the number of changes that it made to the end of `stderr`.
@@ -11,9 +12,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import random
+import resource
 import signal
 import sys
+import time
 import traceback
+from pathlib import Path
 
 HEAVY = (
     "torch",
@@ -48,6 +53,14 @@ def run(job: dict[str, object]) -> int:
     """Run one command and return its exit code."""
     from crossbatch.cli import main
 
+    for name, value in job["limits"].items():  # type: ignore[attr-defined]
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        base = pages * resource.getpagesize() if name == "RLIMIT_AS" else 0
+        resource.setrlimit(getattr(resource, name), (base + value, base + value))
+    if job["clock"] is not None:
+        jumping = random.Random(job["clock"])  # type: ignore[arg-type]
+        time.time = lambda: jumping.uniform(0, 2**32)
+        time.time_ns = lambda: jumping.randrange(2**62)
     changes = Changes(str(job["inside"]), job["die_at"])  # type: ignore[arg-type]
     sys.addaudithook(changes)
     sys.argv = ["crossbatch", *map(str, job["argv"])]  # type: ignore[call-overload]

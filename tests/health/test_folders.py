@@ -132,11 +132,10 @@ def test_leftovers_of_killed_processes_are_named(damaged):
 def test_a_kill_between_two_renames_is_told_apart(damaged):
     """The earlier dataset was moved aside and the new one never came: it is not lost."""
     data = damaged("data")
-    aside = data.parent / ".data.old-xyz"
-    aside.mkdir()
-    data.rename(aside / "data")
+    aside = data.parent / ".data.aside"
+    data.rename(aside)
     remedies = [each.remedy for each in problems("data", data)]
-    assert f"mv {aside / 'data'} {data}" in remedies
+    assert f"mv {aside} {data}" in remedies
 
 
 def test_a_dataset_gets_advice_on_negatives(workplace):

@@ -45,5 +45,19 @@ def main() -> None:
         sys.exit(MISTAKE)
     except OSError as error:  # a full disk, a folder without permission: what was whole stays whole
         where = f": {error.filename}" if error.filename else ""
-        sys.stderr.write(f"crossbatch: {error.strerror or error}{where}\n")
+        reason = error.strerror or f"{error} (is the disk full?)"  # NumPy does not say
+        sys.stderr.write(f"crossbatch: {reason}{where}\n")
         sys.exit(MISTAKE)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        sys.stderr.write(
+            "crossbatch: there is not enough memory; what was whole stays whole: free some, or "
+            "lower train.batch_size, model.dim or sampler.capacity\n"
+        )
+        sys.exit(MISTAKE)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed; of those of torch only the message tells."""
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)

@@ -1,7 +1,8 @@
 """Arrays on disk: mapped as a whole, or written and read piece by piece.
 
-Piece by piece, plainly, memory stays that of one piece. A memory map would do, but every page that was ever touched counts as the process's own memory, so
-that a pass over the log would look like holding it, and meet a limit as if it did.
+Read and written in pieces, plainly, memory stays that of one piece. Of a map every page that was
+ever touched counts as the process's own memory, so that a pass over the log would look like holding
+it, and meet a limit as if it did.
 """
 
 from __future__ import annotations

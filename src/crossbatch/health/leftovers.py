@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 def beside(folder: Path) -> Iterator[Finding]:
     """Half-written or replaced copies of a dataset or bundle, beside it."""
     folder = folder.absolute()
-    replaced = sorted(folder.parent.glob(f".{folder.name}.old-*/{folder.name}"))
-    if replaced and not folder.exists():
+    replaced = folder.parent / f".{folder.name}.aside"
+    if replaced.exists() and not folder.exists():
         yield problem(
             "leftovers",
-            f"a kill came while {folder.name} was being replaced; the earlier one is {replaced[0]}",
-            f"mv {replaced[0]} {folder}",
+            f"a kill came while {folder.name} was being replaced; the earlier one is {replaced}",
+            f"mv {replaced} {folder}",
         )
         return
     partial = sorted(folder.parent.glob(f".{folder.name}.partial-*"))
-    yield from temporary([*partial, *(path.parent for path in replaced)])
+    yield from temporary([*partial, *([replaced] if replaced.exists() else [])])
 
 
 def temporary(paths: Iterable[Path]) -> Iterator[Finding]:

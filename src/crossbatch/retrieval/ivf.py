@@ -69,7 +69,10 @@ class IVFIndex:
 
     def save(self, path: Path) -> None:
         """Write the cells; the vectors are the caller's to keep."""
-        load_faiss().write_index(self._cells, str(path))
+        try:
+            load_faiss().write_index(self._cells, str(path))
+        except RuntimeError as error:  # which hides what the operating system said
+            raise OSError(f"{path} could not be written: {error}") from None
 
     def over(self, vectors: Tensor) -> Self:
         """The same cells over other items `[N' + 1, d]`: nothing is learned anew."""

@@ -129,6 +129,14 @@ def export_graph(graph: UserGraph, history_length: int) -> torch.export.Exported
         ) from error
 
 
+def write_pt2(path: Path, program: torch.export.ExportedProgram) -> None:
+    """Write a program as torch itself reads it."""
+    try:
+        torch.export.save(program, path)
+    except RuntimeError as error:  # which hides what the operating system said
+        raise OSError(f"{path} could not be written: {error}") from None
+
+
 def write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[str]) -> None:
     """Write a program as ONNX; its inputs get the given names."""
     for package in ("onnx", "onnxscript", "onnxruntime"):

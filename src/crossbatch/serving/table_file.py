@@ -68,5 +68,7 @@ def table_file(
         whole = parts / f"whole{out.suffix}"
         SINKS[out.suffix](pl.scan_parquet(written), whole)
         whole.replace(out)
+    except pl.exceptions.PolarsError as error:  # which hides what the operating system said
+        raise OSError(f"{out} could not be written: {error}") from None
     finally:
         shutil.rmtree(parts, ignore_errors=True)

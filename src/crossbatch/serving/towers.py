@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from crossbatch.config import ModelConfig, build
 from crossbatch.models import MODELS, ItemTower, TwoTower
 from crossbatch.serving.manifest import BundleError
+from crossbatch.training import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ def split_state(towers: TwoTower) -> tuple[dict[str, Tensor], dict[str, Tensor]]
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors; an empty file is allowed, for a tower may have no weights."""
-    save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, path)
+    checkpoint.save_tensors(path, tensors)
     path.chmod(0o644)  # the library makes files that only their owner may read
 
 

@@ -179,7 +179,7 @@ def _write_graphs(
     inputs = graph.inputs(probe.history, probe.profiles)
     found = {}
     if "pt2" in formats:
-        torch.export.save(program, folder / graphs.PT2)
+        graphs.write_pt2(folder / graphs.PT2, program)
         with torch.no_grad():
             answers = program.module()(*inputs)
         found["pt2"] = parity.difference("the exported graph's vectors", answers, probe.interests)

@@ -20,7 +20,7 @@ from crossbatch.documents import SEAL, read_document, seal_is_broken, sealed
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -38,13 +38,24 @@ def save(path: Path, tensors: dict[str, Tensor], document: dict[str, Any]) -> No
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
-        crc32 = _write_tensors(partial / TENSORS, tensors)
+        save_tensors(partial / TENSORS, tensors)
+        sync_entry(partial / TENSORS)
+        crc32 = _checksum(partial / TENSORS)
         document = sealed({"format": FORMAT, "crc32": crc32} | document)
         write_durably(partial / DOCUMENT, json.dumps(document, indent=1).encode())
         sync_entry(partial)
         put_in_place(partial, path, replace=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors, straight from their own memory: a copy of tables may be a gigabyte."""
+    plain = {name: value.detach().contiguous().cpu() for name, value in tensors.items()}
+    try:
+        save_file(plain, path)
+    except SafetensorError as error:  # which hides what the operating system said
+        raise OSError(f"{path} could not be written: {error}") from None
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -109,17 +120,6 @@ def write_json(path: Path, document: dict[str, Any] | list[Any]) -> None:
     write_durably(partial, json_bytes(document))
     partial.replace(path)
     sync_entry(path.parent)
-
-
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> int:
-    """Write tensors and return the checksum of the file."""
-    try:
-        # Straight from the tensors' own memory: a copy of tables and moments may be a gigabyte.
-        save_file({name: value.contiguous().cpu() for name, value in tensors.items()}, path)
-    except SafetensorError as error:  # which hides what the operating system said
-        raise OSError(f"{path} could not be written, is the disk full? ({error})") from None
-    sync_entry(path)
-    return _checksum(path)
 
 
 def _checksum(path: Path) -> int:
