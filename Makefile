@@ -22,7 +22,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(INSTALL) --no-build-isolation -e '.[ann,dev,e2e,fast,hf,lightning,report,serve,text,track,tune]'
+	$(INSTALL) --no-build-isolation -e '.[ann,dev,docs,e2e,fast,hf,lightning,report,serve,text,track,tune]'
 	@touch $@
 
 setup: $(VENV)/.dev  ## make .venv with everything that the other targets need
@@ -36,12 +36,50 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint  ## lint, strict types, and all tests but the slow ones (import rules among them)
+check: lint  ## lint, strict types, all tests but the slow ones, and the wheel in a clean environment
 	$(BIN)/pytest -q -n 2 -m "not slow"
+	$(MAKE) test-dist
 
-test: lint  ## everything that must hold: lint, types, all tests, the library with torch alone
+test: lint  ## everything that must hold: lint, types, all tests, torch alone, the wheel, the oldest versions
 	$(BIN)/pytest -q -n 2
-	$(MAKE) test-torch-only
+	$(MAKE) test-torch-only test-dist test-oldest
+
+.PHONY: docs
+docs: $(VENV)/.dev  ## the documentation site, warnings as errors -> build/site/index.html
+	$(BIN)/python -m sphinx -W --keep-going -q docs build/site
+	@echo "Open build/site/index.html"
+
+.PHONY: dist
+dist: $(VENV)/.dev  ## the source distribution, and the wheel made from it -> dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+# The wheel with its declared dependencies and nothing else: no extras, none of our tools.
+.PHONY: test-dist
+test-dist: dist $(VENV)-dist/.ready
+	$(VENV)-dist/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps dist/*.whl
+	$(VENV)-dist/bin/pip check
+	sh tests/release/smoke.sh $(VENV)-dist/bin
+
+$(VENV)-dist/.ready: pyproject.toml constraints.txt | dist
+	rm -rf $(VENV)-dist
+	$(PYTHON) -m venv $(VENV)-dist
+	$(VENV)-dist/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) dist/*.whl
+	@touch $@
+
+# The lower bounds that pyproject.toml declares; .venv has the newest versions.
+.PHONY: test-oldest
+test-oldest: $(VENV)-oldest/.ready  ## the fast tests with the oldest dependencies that are allowed
+	$(VENV)-oldest/bin/python -m pytest -q -n 2 -m "not slow" $(OLDEST_TESTS)
+
+OLDEST_TESTS = $(addprefix tests/,negatives models retrieval data evaluation training reports reproduce serving cli test_config.py)
+
+$(VENV)-oldest/.ready: pyproject.toml constraints-oldest.txt
+	rm -rf $(VENV)-oldest
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt $(PIP_ARGS) torch hatchling editables
+	$(VENV)-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt $(PIP_ARGS) --no-build-isolation -e '.[ann,fast,report,serve,track]' hypothesis pytest pytest-xdist
+	@touch $@
 
 # The negatives library promises to need nothing but torch: its tests run where nothing else is.
 .PHONY: test-torch-only
@@ -71,4 +109,4 @@ bench: $(VENV)/.dev  ## ratios behind the performance claims; BENCH_ARGS=--quick
 	done
 
 clean:
-	rm -rf $(VENV) $(VENV)-spark $(VENV)-torch $(VENV)-bench-* demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-spark $(VENV)-torch $(VENV)-dist $(VENV)-oldest $(VENV)-bench-* demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -7,6 +7,8 @@ functions, so that `crossbatch --help` answers at once.
 from __future__ import annotations
 
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -34,6 +36,22 @@ app = typer.Typer(
 
 for part in (data, train, tune, export, items, recommend, serve, reproduce, report, doctor):
     part.register(app)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"crossbatch {metadata.version('crossbatch')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say it and stop."),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ class Adam:
     """Adam with the paper's settings at the cost of what a batch touches.
 
     Args:
-        model: Its `EmbeddingTable`s are updated row by row, its other parameters by torch.
+        model: Its tables (`EmbeddingTable`) are updated row by row, other parameters by torch.
         lr: Base learning rate.
         schedule: A key of `SCHEDULES`.
         total_steps: Length of the schedule, in optimiser steps.

@@ -1,0 +1,107 @@
+"""Runs a page's blocks in order, in a folder, as a reader would paste them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pages import SHELL, Block, commands
+
+from crossbatch.cli import main
+
+if TYPE_CHECKING:
+    from world import World
+
+SHELL_ONLY = re.compile(r"[|&;<>$`]")  # a command with one of these needs a shell
+
+
+class Runner:
+    """The state of one page: its names, its folder (the current one), its servers."""
+
+    def __init__(self, world: World, monkeypatch) -> None:
+        self.world = world
+        self.monkeypatch = monkeypatch
+        self.names: dict[str, object] = {"__name__": "__main__"}
+        self.port = _free_port()
+        self.servers: list[subprocess.Popen[bytes]] = []
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        monkeypatch.setenv("PATH", path)
+
+    def run(self, block: Block, folder: Path) -> None:
+        """One block, or one instruction."""
+        if block.not_run is not None:
+            return
+        if block.language == "given":
+            for thing in block.code.split(";"):
+                kind, place = thing.split()
+                self.world.lend(kind, folder / place)
+        elif block.language in {"before", "python"}:
+            code = "\n" * block.line + self._with_port(
+                block.code
+            )  # tracebacks name the page's line
+            exec(compile(code, str(block.page), "exec"), self.names)
+        elif block.language in SHELL:
+            for command in commands(block):
+                self._command(self._with_port(command), block)
+
+    def close(self) -> None:
+        """Stop what was started in the background."""
+        for server in self.servers:
+            server.terminate()
+            server.wait(timeout=30)
+
+    def _command(self, command: str, block: Block) -> None:
+        if block.background:
+            self._serve(shlex.split(command, comments=True))
+        elif command.startswith("crossbatch ") and not SHELL_ONLY.search(command):
+            self._crossbatch(shlex.split(command, comments=True), block)
+        else:
+            done = subprocess.run(["bash", "-euc", command], capture_output=True, text=True)
+            assert done.returncode == 0, f"{block.name}: {command}\n{done.stdout}{done.stderr}"
+
+    def _crossbatch(self, words: list[str], block: Block) -> None:
+        """The command line in this process: importing torch anew takes seconds."""
+        expanded = [
+            path
+            for word in words
+            for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
+        ]
+        self.monkeypatch.setattr(sys, "argv", expanded)
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code
+        assert not code, f"{block.name}: {shlex.join(expanded)} exits with {code}"
+
+    def _serve(self, words: list[str]) -> None:
+        assert words[:2] == ["crossbatch", "serve"]
+        words = [sys.executable, "-m", "crossbatch", *words[1:], "--port", str(self.port)]
+        self.servers.append(subprocess.Popen(words, stderr=subprocess.DEVNULL))
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health").close()
+            except (urllib.error.URLError, ConnectionError):
+                assert self.servers[-1].poll() is None, f"{shlex.join(words)} ended"
+                time.sleep(0.1)
+            else:
+                return
+        raise AssertionError(f"{shlex.join(words)} does not answer")
+
+    def _with_port(self, code: str) -> str:
+        return re.sub(r"(127\.0\.0\.1|localhost):8000", rf"\1:{self.port}", code)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,59 @@
+"""Every code block of the documentation runs, page by page, in order, on small data.
+
+What cannot be run says why, above it and in the summary of this test: `<!-- not run: … -->`.
+"""
+
+import re
+import tomllib
+
+import pytest
+from pages import PAGES, ROOT, RUN, SHELL, read
+from runner import Runner
+from world import World, copy_recipes
+
+BLOCKS = {page: read(page) for page in PAGES}
+LEFT_OUT = [block for blocks in BLOCKS.values() for block in blocks if block.not_run is not None]
+COMMAND = re.compile(r"^(\$ |crossbatch [a-z]|make |pip install|python )", re.MULTILINE)
+
+
+def page_parameters():
+    """Pages with code; those with commands or material take seconds to minutes."""
+    for page, blocks in BLOCKS.items():
+        kinds = {block.language for block in blocks if block.not_run is None}
+        if kinds & RUN:
+            marks = [pytest.mark.slow] if kinds & (SHELL | {"given"}) else []
+            yield pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("world"))
+
+
+@pytest.mark.parametrize("page", list(page_parameters()))
+def test_page_runs(page, world, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copy_recipes(tmp_path)
+    runner = Runner(world, monkeypatch)
+    try:
+        for block in BLOCKS[page]:
+            runner.run(block, tmp_path)
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("block", LEFT_OUT, ids=lambda block: block.name)
+def test_what_is_left_out_says_why(block):
+    assert len(block.not_run.split()) >= 2, f"{block.name}: give a reason"
+    assert block.language in RUN, f"{block.name}: {block.language!r} is never run"
+    pytest.skip(f"{block.name} is not run: {block.not_run}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_say_what_they_are(page):
+    for block in BLOCKS[page]:
+        assert block.language, f"{block.name}: name the language of this block, or `text`"
+        if block.language == "text":
+            assert not COMMAND.search(block.code), f"{block.name}: commands are `sh` or `console`"
+        if block.language == "toml":
+            tomllib.loads(block.code)

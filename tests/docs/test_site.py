@@ -1,0 +1,83 @@
+"""The site builds without a warning, its links lead somewhere, and it needs no network."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from pages import PAGES, ROOT
+
+LOADING = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "srcset"}
+
+
+class Page(HTMLParser):
+    """Collects what a page links to, what it loads, and the anchors it has."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.loaded, self.anchors = [], [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.anchors.add(attributes.get("id"))
+        if tag == "a" and attributes.get("href"):
+            self.links.append(attributes["href"])
+        if tag in LOADING and attributes.get(LOADING[tag]):
+            self.loaded.append(attributes[LOADING[tag]])
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """Every page of the built site by its path."""
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "docs", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {path.relative_to(out): Page(path.read_text("utf-8")) for path in out.rglob("*.html")}
+
+
+@pytest.mark.slow
+def test_internal_links_lead_somewhere(site):
+    broken = []
+    for path, page in site.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or (link.startswith("#") and not parts.fragment):
+                continue
+            target = path.parent / unquote(parts.path) if parts.path else path
+            target = type(path)(re.sub(r"[^/]+/\.\./", "", target.as_posix()))
+            if target.suffix != ".html":
+                continue
+            found = site.get(target)
+            if found is None or (parts.fragment and unquote(parts.fragment) not in found.anchors):
+                broken.append(f"{path}: {link}")
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_from_elsewhere(site):
+    for path, page in site.items():
+        elsewhere = [source for source in page.loaded if urlsplit(source).netloc]
+        assert not elsewhere, f"{path}: {elsewhere}"
+
+
+@pytest.mark.slow
+def test_every_page_is_in_the_site(site):
+    for page in PAGES[1:]:
+        built = page.relative_to(ROOT / "docs").with_suffix(".html")
+        assert built in site
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_external_links_are_well_formed(page):
+    for link in re.findall(r"\]\(([^)#\s]+)\)|<(https?:[^>\s]+)>", page.read_text("utf-8")):
+        address = "".join(link)
+        parts = urlsplit(address)
+        if parts.scheme:
+            assert parts.scheme in {"http", "https", "mailto"}, address
+            assert re.fullmatch(r"[\w.-]+\.[a-z]{2,}|127\.0\.0\.1(:\d+)?", parts.netloc), address
+        else:
+            assert (page.parent / address).exists(), f"{page.name} links to {address}"

@@ -1,0 +1,180 @@
+"""What pages take for granted, on a small scale: a log, a dataset, a run, a bundle, the recipes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+import zipfile
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import polars as pl
+from pages import ROOT
+
+from crossbatch import Recipe, fit, open_dataset
+from crossbatch.data import PrepareOptions, prepare
+from crossbatch.data.synthetic import SynthOptions, synthetic_source, write_raw
+from crossbatch.serving import export_bundle
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZE = SynthOptions(users=400, items=200, interactions=8000, seed=0)
+SMALLER = {"max_steps": 40, "eval_every": 20, "patience": 2, "warmup_steps": 10, "log_every": 10}
+
+
+class World:
+    """Makes each thing once, in a folder of its own, and lends copies."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        copy_recipes(folder)
+
+    def lend(self, kind: str, place: Path) -> None:
+        """Put a thing of `kind` at `place`."""
+        made = getattr(self, kind)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if made.is_dir():
+            shutil.copytree(made, place)
+        else:
+            shutil.copy(made, place)
+
+    @cached_property
+    def log(self) -> Path:
+        write_raw(SIZE, self.folder / "raw")
+        return self.folder / "raw"
+
+    @cached_property
+    def dataset(self) -> Path:
+        prepare(synthetic_source(SIZE), self.folder / "data", PrepareOptions(cold_items=0.05))
+        return self.folder / "data"
+
+    @cached_property
+    def run(self) -> Path:
+        recipe = Recipe.load(self.folder / "recipes" / "demo.toml")
+        fit(open_dataset(self.dataset), recipe, self.folder / "run")
+        return self.folder / "run"
+
+    @cached_property
+    def bundle(self) -> Path:
+        export_bundle(self.run, self.folder / "first.bundle")
+        return self.folder / "first.bundle"
+
+    @cached_property
+    def clicks_csv(self) -> Path:
+        """A CSV of clicks: user, product, when."""
+        return self._table(
+            "clicks.csv", {"user": "visitor", "item": "sku", "timestamp": "clicked_at"}
+        )
+
+    @cached_property
+    def products_csv(self) -> Path:
+        """What a shop knows of its products."""
+        path = self.folder / "products.csv"
+        items = pl.read_parquet(self.log / "items.parquet")
+        items.select(sku="item", title="title", price="price").write_csv(path)
+        return path
+
+    @cached_property
+    def clicks_parquet(self) -> Path:
+        return self._table("clicks.parquet", {"user": "user_id", "item": "sku", "timestamp": "ts"})
+
+    @cached_property
+    def purchases_parquet(self) -> Path:
+        return self._table(
+            "log.parquet", {"user": "buyer", "item": "sku", "timestamp": "bought_at"}
+        )
+
+    @cached_property
+    def products_parquet(self) -> Path:
+        path = self.folder / "products.parquet"
+        pl.read_parquet(self.log / "items.parquet").rename({"item": "sku"}).write_parquet(path)
+        return path
+
+    @cached_property
+    def new_items(self) -> Path:
+        """Two items that no run has seen, with the content of others."""
+        path = self.folder / "new.parquet"
+        items = pl.read_parquet(self.log / "items.parquet").head(2)
+        items.with_columns(item=pl.Series(["new-1", "new-2"])).write_parquet(path)
+        return path
+
+    @cached_property
+    def users_parquet(self) -> Path:
+        path = self.folder / "users.parquet"
+        histories = [["B00000001", "B00000002"], ["B00000003"]]
+        pl.DataFrame({"user": ["ann", "bob"], "history": histories}).write_parquet(path)
+        return path
+
+    @cached_property
+    def movielens(self) -> Path:
+        """A zip as ml-1m.zip is."""
+        rows = self._rows()
+        items = rows.get_column("item").unique(maintain_order=True)
+        number = {item: place for place, item in enumerate(items, 1)}
+        person = {
+            user: place for place, user in enumerate(rows["user"].unique(maintain_order=True), 1)
+        }
+        ratings = "".join(
+            f"{person[user]}::{number[item]}::4::{978300000 + place}\n"
+            for place, (user, item) in enumerate(rows.select("user", "item").iter_rows())
+        )
+        path = self.folder / "ml-1m.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("ml-1m/ratings.dat", ratings)
+            archive.writestr(
+                "ml-1m/movies.dat",
+                "".join(f"{n}::Film {n} (1999)::Drama|War\n" for n in number.values()),
+            )
+            archive.writestr(
+                "ml-1m/users.dat", "".join(f"{n}::F::25::1::0\n" for n in person.values())
+            )
+        return path
+
+    @cached_property
+    def amazon(self) -> Path:
+        """Reviews as reviews_Books_5.json.gz holds them."""
+        path = self.folder / "reviews.json.gz"
+        with gzip.open(path, "wt") as file:
+            for place, (user, item) in enumerate(self._rows().select("user", "item").iter_rows()):
+                review = {
+                    "reviewerID": user,
+                    "asin": item,
+                    "overall": 5.0,
+                    "unixReviewTime": 10**9 + place,
+                }
+                file.write(json.dumps(review) + "\n")
+        return path
+
+    @cached_property
+    def amazon_meta(self) -> Path:
+        """Content as meta_Books.json.gz holds it: Python literals."""
+        path = self.folder / "meta.json.gz"
+        with gzip.open(path, "wt") as file:
+            for item in sorted(set(self._rows()["item"])):
+                file.write(
+                    f"{{'asin': '{item}', 'title': \"Book {item}\", 'categories': [['Books']]}}\n"
+                )
+        return path
+
+    def _rows(self) -> pl.DataFrame:
+        return pl.read_parquet(self.log / "interactions" / "*.parquet")
+
+    def _table(self, name: str, columns: dict[str, str]) -> Path:
+        path = self.folder / name
+        table = self._rows().select(pl.col(old).alias(new) for old, new in columns.items())
+        table.write_csv(path) if path.suffix == ".csv" else table.write_parquet(path)
+        return path
+
+
+def copy_recipes(folder: Path) -> None:
+    """The repository's recipes, so short that a page is run in seconds."""
+    for recipe in (ROOT / "recipes").rglob("*.toml"):
+        text = recipe.read_text(encoding="utf-8")
+        for key, value in SMALLER.items():
+            text = re.sub(rf"^{key} *=.*$", f"{key} = {value}", text, flags=re.MULTILINE)
+        copy = folder / recipe.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text, encoding="utf-8")

@@ -1,0 +1,18 @@
+#!/bin/sh
+# A first look at an installed package, as a user would take it. Usage: smoke.sh BIN (the bin folder of an environment)
+set -eu
+bin=$(cd "$1" && pwd)
+recipe=$(cd "$(dirname "$0")/../../recipes" && pwd)/demo.toml
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+cd "$place"  # away from the sources: what is imported is what was installed
+export OMP_NUM_THREADS=1
+
+"$bin/crossbatch" --version
+"$bin/python" -c 'import crossbatch.negatives, pathlib; assert "site-packages" in str(pathlib.Path(crossbatch.negatives.__file__))'
+"$bin/crossbatch" synth --out data --users 400 --items 200 --interactions 8000 --quiet
+"$bin/crossbatch" train "$recipe" --data data --out run --quiet --set train.max_steps=40 --set train.eval_every=20 --set sampler.warmup_steps=10
+"$bin/crossbatch" evaluate run --no-baselines
+"$bin/crossbatch" export run --out bundle --quiet
+"$bin/crossbatch" recommend bundle --history B00000017,B00000004 -k 3
+echo "The installed package works: $("$bin/crossbatch" --version)"
