@@ -15,7 +15,7 @@ author = "The crossbatch authors"
 project_copyright = author
 version = release = installed_version("crossbatch")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "commands"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "commands", "examples"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["attrs_block", "colon_fence"]

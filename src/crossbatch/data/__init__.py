@@ -1,8 +1,9 @@
 """From raw logs to memory-mapped datasets, and from those to batches.
 
-from crossbatch.data import open_dataset
-dataset = open_dataset("books")
-batch = next(dataset.batches(128, seed=19))
+For example:
+
+    dataset = open_dataset("books")
+    batch = next(dataset.batches(128, seed=19))
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Two-tower models: item tower, user towers, and the pair. Needs torch and nothing else.
 
-model = build_model("mind", num_items, dim=64, tower={"interests": 4})
-u, v = model(history, item_ids)
+For example:
+
+    model = build_model("mind", num_items, dim=64, tower={"interests": 4})
+    u, v = model(history, item_ids)
 """
 
 from .build import MODELS, build_model

@@ -1,8 +1,9 @@
 """From a run to answers: bundles, and all that reads them.
 
-from crossbatch.serving import export_bundle, open_bundle
-bundle = export_bundle("runs/first", "first.bundle")
-bundle.recommend([["i17", "i4"]], k=20)
+For example:
+
+    bundle = export_bundle("runs/first", "first.bundle")
+    bundle.recommend([["i17", "i4"]], k=20)
 """
 
 from typing import TYPE_CHECKING
