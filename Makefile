@@ -70,7 +70,7 @@ $(VENV)-dist/.ready: pyproject.toml constraints.txt | dist
 # The lower bounds that pyproject.toml declares; .venv has the newest versions.
 .PHONY: test-oldest
 test-oldest: $(VENV)-oldest/.ready  ## the fast tests with the oldest dependencies that are allowed
-	$(VENV)-oldest/bin/python -m pytest -q -n 2 -m "not slow" $(OLDEST_TESTS)
+	$(VENV)-oldest/bin/python -m pytest -q -n 2 -m "not slow" -W ignore::DeprecationWarning $(OLDEST_TESTS)
 
 OLDEST_TESTS = $(addprefix tests/,negatives models retrieval data evaluation training reports reproduce serving cli test_config.py)
 

@@ -63,18 +63,17 @@ class Runner:
         if block.background:
             self._serve(shlex.split(command, comments=True))
         elif command.startswith("crossbatch ") and not SHELL_ONLY.search(command):
-            self._crossbatch(shlex.split(command, comments=True), block)
+            self._crossbatch(command, block)
         else:
             done = subprocess.run(["bash", "-euc", command], capture_output=True, text=True)
             assert done.returncode == 0, f"{block.name}: {command}\n{done.stdout}{done.stderr}"
 
-    def _crossbatch(self, words: list[str], block: Block) -> None:
+    def _crossbatch(self, command: str, block: Block) -> None:
         """The command line in this process: importing torch anew takes seconds."""
-        expanded = [
-            path
-            for word in words
-            for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
-        ]
+        expanded: list[str] = []
+        for word in shlex.split(command, comments=True):
+            pattern = "*" in word and f"'{word}'" not in command  # quotes keep a pattern as it is
+            expanded += sorted(map(str, Path().glob(word))) if pattern else [word]
         self.monkeypatch.setattr(sys, "argv", expanded)
         code = 0
         try:

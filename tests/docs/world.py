@@ -109,6 +109,16 @@ class World:
         return path
 
     @cached_property
+    def lake(self) -> Path:
+        """A log in folders by month, `day=2024-03-01` and so on."""
+        rows = self._rows().select("user", "item")
+        for month, part in enumerate(rows.iter_slices(len(rows) // 9 + 1), 1):
+            folder = self.folder / "lake" / f"day=2024-0{month}-01"
+            folder.mkdir(parents=True)
+            part.write_parquet(folder / "part.parquet")
+        return self.folder / "lake"
+
+    @cached_property
     def movielens(self) -> Path:
         """A zip as ml-1m.zip is."""
         rows = self._rows()
