@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHUNK_ROWS = 1 << 20
+DTYPES = (np.int32, np.int32, np.int64)  # of users, items, times
 
 
 def hashed(keys: pl.Series, seed: int) -> np.ndarray:
@@ -95,8 +96,8 @@ class StagedLog:
         self.user_counts = _counted(self.user_counts, user_codes, len(self.user_codes))
         self.item_counts = _counted(self.item_counts, item_codes, len(self.item_codes))
         arrays = (user_codes, item_codes, times)
-        for file, array in zip(self._files, arrays, strict=True):
-            file.write(np.ascontiguousarray(array).data)
+        for file, array, dtype in zip(self._files, arrays, DTYPES, strict=True):
+            file.write(np.ascontiguousarray(array, dtype=dtype).data)
         self.rows += len(times)
         return user_codes
 
@@ -113,11 +114,10 @@ class StagedLog:
 
     def chunks(self) -> Iterator[LogChunk]:
         """Yield the log from its beginning, `CHUNK_ROWS` interactions at a time."""
-        dtypes = (np.int32, np.int32, np.int64)
         for first in range(0, self.rows, CHUNK_ROWS):
             users, items, times = (
                 np.fromfile(path, dtype, CHUNK_ROWS, offset=first * np.dtype(dtype).itemsize)
-                for path, dtype in zip(self._paths, dtypes, strict=True)
+                for path, dtype in zip(self._paths, DTYPES, strict=True)
             )
             yield LogChunk(users, items, times, first)
 

@@ -33,7 +33,10 @@ class TimeReader:
         self.unit, self._tally = unit, tally
 
     def read(self, column: pl.Series) -> pl.Series:
-        """Return microseconds, null where the value is missing, no time, or absurd.  int64."""
+        """Return microseconds, null where the value is missing, no time, or absurd.
+
+        The name stays; shape `[n]`, int64.
+        """
         if column.dtype in (pl.Date, pl.Datetime):
             return column.cast(pl.Datetime("us")).to_physical()
         if column.dtype == pl.String:
@@ -58,7 +61,7 @@ class TimeReader:
         ]
         parsed.append(text.str.to_date("%Y-%m-%d", strict=False).cast(pl.Datetime("us")))
         frame = pl.DataFrame({str(number): series for number, series in enumerate(parsed)})
-        times = frame.select(pl.coalesce(pl.all())).to_series().to_physical()
+        times = frame.select(pl.coalesce(pl.all()).alias(column.name)).to_series().to_physical()
         return times.set(((times < 0) | (times > LATEST)).fill_null(value=False), None)
 
     def _resolve(self, numbers: pl.Series) -> str:

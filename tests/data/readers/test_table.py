@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -57,6 +58,21 @@ def test_columns_may_be_named(tmp_path: Path) -> None:
     path.write_text("buyer,thing,when\nx,y,2014-05-13\n")
     source = open_source(path, "table", ReadOptions(user="buyer", item="thing", time="when"))
     assert pl.concat(list(source.batches(Tally()))).row(0) == ("x", "y", "2014-05-13")
+
+
+@pytest.mark.parametrize("pattern", ["2014-05-{:02d}", "2014-05-{:02d}T10:00:00Z"])
+def test_dates_as_text_order_a_log(tmp_path: Path, pattern: str) -> None:
+    days = [18, 11, 17, 12, 16, 13, 15, 14]
+    rows = "".join(
+        f"u,{item},{pattern.format(day)}\n" for item, day in zip("abcdefgh", days, strict=True)
+    )
+    (tmp_path / "log.csv").write_text("user,item,time\n" + rows)
+    options = PrepareOptions(min_item_count=1, min_user_count=1, split="leave_last_out")
+    prepare(open_source(tmp_path / "log.csv"), tmp_path / "out", options)
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.item_keys(dataset.items) == list("bdfhgeca")
+    first = datetime.fromisoformat(pattern.format(11)).replace(tzinfo=UTC)
+    assert dataset.times[0] == first.timestamp() * 1_000_000
 
 
 def test_a_log_without_times_keeps_its_order(tmp_path: Path) -> None:
