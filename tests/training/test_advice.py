@@ -10,16 +10,17 @@ from crossbatch.errors import ConfigError
 from crossbatch.negatives import Candidates, CrossBatchSampler
 from crossbatch.training import advice as advice_module
 from crossbatch.training import fit
-from crossbatch.training.advice import Costs, advise, choose, measure
+from crossbatch.training.advice import Costs, Facts, advise, choose, measure
 from crossbatch.training.assemble import build_towers, build_trainer, resolve
 from crossbatch.training.monitor import Monitor
 
 AUTO = {"name": "auto"}
 
 
-def chosen(per_uniform, per_cached, num_items=100_000, budget=1.2, B=128):
+def chosen(per_uniform, per_cached, num_items=100_000, budget=1.2, B=128, normalized=True):
     """The rule for an in-batch step of 1 s; other costs in seconds."""
-    return choose(Costs(1.0, per_uniform, per_cached), B, num_items, 0.001, budget)
+    facts = Facts(B, num_items, 0.001, normalized)
+    return choose(Costs(1.0, per_uniform, per_cached), facts, budget)
 
 
 def test_the_whole_catalogue_where_it_fits():
@@ -46,6 +47,14 @@ def test_cached_vectors_where_encoding_is_dear(fitting, capacity):
 def test_the_batch_alone_where_nothing_fits_or_may():
     assert chosen(0.1, 0.1).sampler == {"name": "in_batch"}
     assert chosen(1e-6, 1e-6, budget=1.0).sampler == {"name": "in_batch"}
+
+
+def test_no_uniform_items_beside_dot_products():
+    advice = chosen(0.2 / 300, 1e-9, normalized=False)
+    assert advice.sampler == {"name": "in_batch"}
+    assert "dot products" in advice.reason
+    assert chosen(0.2 / 500.5, 1e-9, num_items=500, normalized=False).sampler["name"] == "uniform"
+    assert chosen(0.2 / 9, 0.2 / 300, normalized=False).sampler["name"] == "cross_batch"
 
 
 def test_a_small_catalogue_is_not_drawn_from_beyond_its_size():

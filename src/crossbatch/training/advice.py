@@ -6,8 +6,8 @@
 
 The rule spends a fixed share of an in-batch step's time (`budget`) on further negatives, and spends
 it where our measurements say that it buys most (docs/negatives.md): on every item of the catalogue
-if they fit, else on uniform items with gradient, and on cached vectors only where encoding an item
-is too dear for that. It never costs more, so it cannot lose what in-batch sampling has.
+if they fit; else, for normalised vectors, on uniform items with gradient (with dot products they
+did harm); and on cached vectors only where encoding an item is too dear for that.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ ROUNDS = 15  # the strategies are timed in turn, so that a busy machine slows al
 WARM_UP = 3  # first rounds, not counted
 UNIFORM_PROBE, BANK_PROBE = 4, 8  # columns added for timing, in batches
 MOST_UNIFORM, MOST_CACHED = 8, 16  # in batches: about the paper's 1152 and 2432 at B = 128
+# A bank that needs no study: unbiased, no warm-up to choose, switched off where it does harm.
+SAFE_BANK = {"item_gradient": "balanced", "warmup_steps": 0, "max_staleness": 0.1, "guard": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,16 @@ class Costs:
     per_cached: float  # a column out of a bank
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known without measuring."""
+
+    batch_size: int
+    num_items: int
+    collision: float  # Σq², the probability that two positives are the same item
+    normalized: bool  # whether vectors have length 1
+
+
 def is_auto(recipe: Recipe) -> bool:
     """Whether the sampler is to be chosen."""
     return bool(recipe.sampler["name"] == "auto")
@@ -87,56 +99,56 @@ def advise(recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = Non
     budget = (AUTO | recipe.sampler if is_auto(recipe) else AUTO)["budget"]
     costs = measure(recipe, dataset, model)
     law = torch.from_numpy(dataset.sampler_law.copy())
-    return choose(costs, recipe.train.batch_size, dataset.num_items, float(law @ law), budget)
+    facts = Facts(
+        recipe.train.batch_size, dataset.num_items, float(law @ law), recipe.model.normalize
+    )
+    return choose(costs, facts, budget)
 
 
-def choose(costs: Costs, B: int, num_items: int, collision: float, budget: float) -> Advice:
+def choose(costs: Costs, facts: Facts, budget: float) -> Advice:
     """The rule, from the measurements alone.
 
     Args:
         costs: Measured.
-        B: Batch size.
-        num_items: Size of the catalogue.
-        collision: Σq², the probability that two positives are the same item.
+        facts: Known.
         budget: What a step may cost, in in-batch steps.
     """
     spare = (budget - 1) * costs.in_batch
-    uniform, cached = spare / costs.per_uniform, spare / costs.per_cached
-    if num_items <= uniform:
-        sampler: dict[str, Any] = {"name": "uniform", "num_negatives": num_items}
-        choice = f"all {num_items:,} items fit, which is the full softmax"
-    elif uniform >= B / 4:
-        count = min(_rounded(uniform, B / 4, MOST_UNIFORM * B), num_items)
-        sampler = {"name": "mixed", "num_uniform": count}
-        choice = f"{count} uniform items beside the batch fit; all {num_items:,} would not"
-    elif cached >= B:
-        capacity = _rounded(cached, B, MOST_CACHED * B)
-        sampler = {
-            "name": "cross_batch",
-            "capacity": capacity,
-            "item_gradient": "balanced",
-            "warmup_steps": 0,
-            "max_staleness": 0.1,
-            "guard": True,
-        }
-        choice = f"encoding items is too dear, {capacity} cached vectors fit"
-    else:
-        sampler = {"name": "in_batch"}
-        choice = "nothing more fits than the batch's own items"
-    facts = {
+    sampler, choice = _affordable(spare / costs.per_uniform, spare / costs.per_cached, facts)
+    measured = {
         "in_batch_ms": 1e3 * costs.in_batch,
         "uniform_column_us": 1e6 * costs.per_uniform,
         "cached_column_us": 1e6 * costs.per_cached,
-        "num_items": num_items,
-        "equally_likely_items": 1 / collision,
+        "num_items": facts.num_items,
+        "equally_likely_items": 1 / facts.collision,
         "budget": budget,
     }
     reason = (
-        f"an in-batch step takes {facts['in_batch_ms']:.3g} ms here, a uniform item "
-        f"{facts['uniform_column_us']:.3g} µs more and a cached one "
-        f"{facts['cached_column_us']:.3g} µs; within {budget:g} times the step {choice}"
+        f"an in-batch step takes {measured['in_batch_ms']:.3g} ms here, a uniform item "
+        f"{measured['uniform_column_us']:.3g} µs more and a cached one "
+        f"{measured['cached_column_us']:.3g} µs; within {budget:g} times the step {choice}"
     )
-    return Advice(sampler, reason, facts)
+    return Advice(sampler, reason, measured)
+
+
+def _affordable(uniform: float, cached: float, facts: Facts) -> tuple[dict[str, Any], str]:
+    """What to buy with time for so many uniform or so many cached columns, and why."""
+    B, num_items = facts.batch_size, facts.num_items
+    if num_items <= uniform:
+        choice = f"all {num_items:,} items fit, which is the full softmax"
+        return {"name": "uniform", "num_negatives": num_items}, choice
+    if uniform >= B / 4 and not facts.normalized:
+        choice = "uniform items fit, but beside dot products they did harm where we measured"
+        return {"name": "in_batch"}, choice
+    if uniform >= B / 4:
+        count = min(_rounded(uniform, B / 4, MOST_UNIFORM * B), num_items)
+        choice = f"{count} uniform items beside the batch fit; all {num_items:,} would not"
+        return {"name": "mixed", "num_uniform": count}, choice
+    if cached >= B:
+        capacity = _rounded(cached, B, MOST_CACHED * B)
+        choice = f"encoding items is too dear, {capacity} cached vectors fit"
+        return {"name": "cross_batch", "capacity": capacity} | SAFE_BANK, choice
+    return {"name": "in_batch"}, "nothing more fits than the batch's own items"
 
 
 def measure(recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = None) -> Costs:
