@@ -39,6 +39,7 @@ def test_whole_folders_have_no_problem(workplace, subject, name):
         ("data", "data", "items.npy"),
         ("data", "data", "features/items/01.npy"),
         ("run", "run", "best/tensors.safetensors"),
+        ("run", "run", "per_user/test_recall@50.npy"),
         ("run", "killed", "checkpoints/step-000000020/tensors.safetensors"),
         ("bundle", "bundle", "item_vectors.npy"),
         ("bundle", "bundle", "bundle.json"),
@@ -105,7 +106,7 @@ def test_half_a_journal_line_is_only_noted(damaged):
 
 
 def test_another_dataset_in_its_place_is_a_problem(damaged):
-    folder = damaged("run")
+    folder = damaged("killed")
     config = json.loads((folder / "config.json").read_text())
     config["dataset"]["checksum"] = "0" * 64
     (folder / "config.json").write_text(json.dumps(config))

@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip("optuna")
+
+import optuna
+
 from crossbatch.config import Recipe
 from crossbatch.errors import ConfigError
 from crossbatch.tuning import Choice, Range, Space, default_space, read_space
 from crossbatch.tuning.toml_text import recipe_toml, toml_value
-
-optuna = pytest.importorskip("optuna")
 
 VALUES = st.recursive(
     st.booleans()

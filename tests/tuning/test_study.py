@@ -4,16 +4,18 @@ import json
 
 import pytest
 
-optuna = pytest.importorskip("optuna")
+pytest.importorskip("optuna")
 
-from crossbatch.config import Recipe  # noqa: E402
-from crossbatch.data import PrepareOptions, open_dataset, prepare  # noqa: E402
-from crossbatch.data.synthetic import SynthOptions, synthetic_source  # noqa: E402
-from crossbatch.errors import ConfigError  # noqa: E402
-from crossbatch.training import fit  # noqa: E402
-from crossbatch.tuning import Choice, Range, Space  # noqa: E402
-from crossbatch.tuning import study as module  # noqa: E402
-from crossbatch.tuning.study import Judge, tune  # noqa: E402
+import optuna
+
+from crossbatch.config import Recipe
+from crossbatch.data import PrepareOptions, open_dataset, prepare
+from crossbatch.data.synthetic import SynthOptions, synthetic_source
+from crossbatch.errors import ConfigError
+from crossbatch.training import fit
+from crossbatch.tuning import Choice, Range, Space
+from crossbatch.tuning import study as module
+from crossbatch.tuning.study import Judge, tune
 
 RECIPE = Recipe.from_dict(
     {

@@ -119,6 +119,11 @@ class Dataset:
         positions = np.arange(offsets[-1]) + np.repeat(part.starts - offsets[:-1], lengths)
         return offsets, self.items[positions]
 
+    @property
+    def train_users(self) -> np.ndarray:
+        """Ids of the training users, in the order of `train_sequences`.  Shape `[U]`."""
+        return self._training.users
+
     def num_eval_users(self, split: str) -> int:
         """Return how many samples "valid" or "test" has."""
         return len(self.part(split)[0])

@@ -34,6 +34,7 @@ CHECKS: Mapping[str, tuple[Check, ...]] = {
     "run": (
         run.in_training,
         run.state,
+        run.files,
         run.best,
         run.checkpoints,
         run.journal,

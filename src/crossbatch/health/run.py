@@ -45,6 +45,19 @@ def state(folder: Path) -> Iterator[Finding]:
         )
 
 
+def files(folder: Path) -> Iterator[Finding]:
+    """The checksums that a finished run lists."""
+    from crossbatch.documents import CHECKSUMS, verify_checksums
+
+    try:
+        verify_checksums(folder)
+    except DataError as error:
+        yield problem("files", str(error), f"restore the file from a copy, or {TRAIN} anew")
+        return
+    if (folder / CHECKSUMS).is_file():
+        yield ok("files", "as written")
+
+
 def best(folder: Path) -> Iterator[Finding]:
     """The best model: what evaluation and export read."""
     from crossbatch.training.checkpoint import load
@@ -131,7 +144,7 @@ def data(folder: Path) -> Iterator[Finding]:
 
 def leftovers(folder: Path) -> Iterator[Finding]:
     """Half-written files of a killed training."""
-    patterns = (".*.partial", ".*.old", "checkpoints/.*.partial", "checkpoints/.*.old")
+    patterns = (".*.partial", ".*.aside", "checkpoints/.*.partial", "checkpoints/.*.aside")
     yield from temporary(sorted(path for each in patterns for path in folder.glob(each)))
 
 
