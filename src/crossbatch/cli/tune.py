@@ -46,10 +46,6 @@ def tune(
 
     Example: crossbatch tune recipes/demo.toml --data demo/dataset --out study --trials 30
     """
-    try:
-        from crossbatch.tuning.study import tune as run
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"tune needs {error.name}: pip install 'crossbatch[tune]'") from None
     from crossbatch.config import Recipe
     from crossbatch.data import open_dataset
     from crossbatch.training import Interrupted
@@ -58,6 +54,10 @@ def tune(
 
     loaded = Recipe.load(recipe, set_ or [])
     searched = read_space(space) if space else None
+    try:
+        from crossbatch.tuning.study import tune as run
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"tune needs {error.name}: pip install 'crossbatch[tune]'") from None
     try:
         run(
             open_dataset(data),
