@@ -108,5 +108,18 @@ bench: $(VENV)/.dev  ## ratios behind the performance claims; BENCH_ARGS=--quick
 	  $(BIN)/python benchmarks/$$name.py $(BENCH_ARGS) || exit 1; \
 	done
 
+# FAULTS of each kind, seeded: ten minutes for 300 on a quiet core. The page's table is of the last run.
+.PHONY: faults
+FAULTS ?= 300
+faults: $(VENV)/.dev  ## kills, damaged and hostile files, a failing machine: nothing may be lost
+	CROSSBATCH_FAULTS=$(FAULTS) CROSSBATCH_FAULTS_REPORT=docs/reliability/faults.json $(BIN)/pytest -q tests/faults
+	$(BIN)/python tools/fault_table.py
+
+.PHONY: audit
+audit: $(VENV)/.dev  ## licences, bill of materials, known vulnerabilities; fails where it could not look
+	$(INSTALL) pip-audit packaging
+	@mkdir -p build
+	$(BIN)/python tools/audit.py --sbom build/sbom.cdx.json
+
 clean:
 	rm -rf $(VENV) $(VENV)-spark $(VENV)-torch $(VENV)-dist $(VENV)-oldest $(VENV)-bench-* demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FAULTS = int(os.environ.get("CROSSBATCH_FAULTS", "0"))
 REPORT = os.environ.get("CROSSBATCH_FAULTS_REPORT")
-SHORT = 24
+SHORT = 16
 SEED = 20211
 
 # 24 steps, three evaluations, a bank that is read from step 8 on: a run of half a second.
@@ -80,7 +80,8 @@ def counts() -> Iterator[Counts]:
     kept = Counts()
     yield kept
     if REPORT:
-        document = {kind: asdict(count) for kind, count in sorted(kept.kinds.items())}
+        kinds = {kind: asdict(count) for kind, count in sorted(kept.kinds.items())}
+        document = {"asked": FAULTS or SHORT, "seed": SEED, "kinds": kinds}
         Path(REPORT).write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -90,7 +90,7 @@ def test_full_disk(
     """A disk on which a random share of the result fits, then one on which all of it does."""
     needed = sum(map(len, fingerprints.files(undisturbed[job]).values()))
     out = disk / "out"
-    for _ in range(max(2, FAULTS // 50)):
+    for _ in range(max(2, FAULTS // 100)):
         resize(disk, f"size={rng.randrange(8_192, int(0.9 * needed))}")
         one_sentence(commands.run(*jobs[job], "--out", out))
         assert job == "train" or not any(disk.iterdir()), "something was left behind"
@@ -126,6 +126,7 @@ def test_read_only_folder(
     counts.survived(f"read-only folder in {job}")
 
 
+@pytest.mark.slow
 def test_a_run_whose_folder_becomes_read_only(
     disk: Path, commands: Commands, jobs: dict[str, list[object]], run: Path, counts: Counts
 ) -> None:
@@ -139,6 +140,7 @@ def test_a_run_whose_folder_becomes_read_only(
     counts.survived("read-only folder in train")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", PRINTS)
 def test_too_little_memory(
     job: str,
@@ -151,7 +153,7 @@ def test_too_little_memory(
 ) -> None:
     """Allocations fail somewhere: a sentence where Python hears of it, an abort where it cannot."""
     out = place / "memory" / job
-    for _ in range(max(2, FAULTS // 30)):
+    for _ in range(max(2, FAULTS // 60)):
         more = rng.randrange(1 << 20, 200 << 20)
         ended = commands.run(*jobs[job], "--out", out, limits={"RLIMIT_AS": more})
         if ended.code > 0:
@@ -163,6 +165,7 @@ def test_too_little_memory(
         counts.survived(f"failed allocation in {job}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", PRINTS)
 def test_jumping_clock(
     job: str,
@@ -175,7 +178,7 @@ def test_jumping_clock(
 ) -> None:
     """Every look at the wall clock is years from the last one, killed and resumed runs included."""
     out = place / "clock" / job
-    for _ in range(max(2, FAULTS // 50)):
+    for _ in range(max(2, FAULTS // 100)):
         if job == "train":
             commands.run(*jobs[job], "--out", out, die_at=rng.randint(20, 60), clock=rng.random())
             for path in out.rglob("*"):  # a copy may have any times

@@ -34,7 +34,7 @@ from crossbatch.training.saved import open_run
 from .conftest import FAULTS, RECIPE
 
 FUZZ = settings(
-    max_examples=max(60, FAULTS),
+    max_examples=max(40, FAULTS),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LENIENT = PrepareOptions(min_item_count=1, min_user_count=1, min_history=1, max_bad_lines=0.5)
 FUZZ = settings(
-    max_examples=max(60, FAULTS),
+    max_examples=max(40, FAULTS),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

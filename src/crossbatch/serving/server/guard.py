@@ -67,12 +67,20 @@ class Guard:
         )
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
+        if len(headers) < len(scope["headers"]) and _repeated(scope["headers"]):
+            return problem(400, "the request has a Host or an Authorization twice")
         if self._token is None and not is_loopback(_name(headers.get(b"host", b""))):
             return problem(421, "without a token this server answers to localhost only")
         if not scope["authorized"] and scope["path"] not in self._open_paths:
             message = "this server asks for a token: send `Authorization: Bearer …`"
             return problem(401, message, {"WWW-Authenticate": "Bearer"})
         return None
+
+
+def _repeated(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether one of the headers that decide comes twice: a proxy may have read the other one."""
+    names = [name for name, _ in headers]
+    return any(names.count(name) > 1 for name in (b"host", b"authorization"))
 
 
 @lru_cache(maxsize=64)
