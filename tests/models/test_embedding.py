@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from crossbatch.models import EmbeddingTable
+from crossbatch.models.embedding import side_by_side
 
 
 def test_reads_rows_of_any_shape():
@@ -93,8 +94,7 @@ def test_gradients_of_reads_add_up_to_the_gradient_of_the_weight(read):
     (read(table) * weight).sum().backward()
     found = torch.zeros(10, 3)
     for reading in keeper.reads:
-        if reading.rows.grad is not None:
-            gradient = reading.rows.grad
+        if (gradient := reading.gradient) is not None:
             by_number = isinstance(reading.bags, int)
             places = torch.arange(len(reading.ids)) // reading.bags if by_number else reading.bags
             gradient = gradient[places]
@@ -102,6 +102,28 @@ def test_gradients_of_reads_add_up_to_the_gradient_of_the_weight(read):
     found[0] = 0  # padding is the keeper's to leave alone
     torch.testing.assert_close(found, expected)
     assert table.weight.grad is None
+
+
+def test_tables_read_side_by_side_get_the_gradients_that_a_concatenation_gives():
+    tables = [EmbeddingTable(10, 3, padding_row=0), EmbeddingTable(7, 5)]
+    ids = [torch.tensor([4, 0, 4, 5]), torch.tensor([6, 6, 0, 1])]
+    lookups = list(zip(tables, ids, strict=True))
+    joined = side_by_side(lookups)
+    assert torch.equal(joined, torch.cat([table(i) for table, i in lookups], dim=1))
+    weight = torch.randn(4, 8)
+    (joined * weight).sum().backward()
+    expected = [table.weight.grad.to_dense() for table in tables]
+    keepers = [Keeper(table) for table in tables]
+    again = side_by_side(lookups)
+    assert (again == 7).all()  # the keepers heard of it before
+    (again * weight).sum().backward()
+    for keeper, table_ids, truth in zip(keepers, ids, expected, strict=True):
+        assert keeper.seen == [table_ids.tolist()]
+        (read,) = keeper.reads
+        found = torch.zeros_like(truth).index_add_(0, read.ids, read.gradient)
+        if truth.shape[1] == 3:
+            found[0] = 0  # padding is the keeper's to leave alone
+        torch.testing.assert_close(found, truth)
 
 
 def test_reads_without_gradient_are_not_remembered():

@@ -10,8 +10,9 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from crossbatch.negatives import Candidates, sampled_softmax_loss
-from crossbatch.negatives.fused import FusedRowLosses
+from crossbatch.negatives.fused import FusedLosses
 from crossbatch.negatives.loss import row_losses
+from crossbatch.negatives.streamed import StreamedLosses
 
 MASKS = ("both", "batch", "none")
 CHUNKS = (None, 1, 3, 5, 100)
@@ -25,7 +26,12 @@ def test_equals_plain_autograd(problem, mask, chunk_size, excluding):
         p = problem(seed, B=6, M=11, extra=4)
         exclude = torch.rand(6, len(p.negatives)) < 0.3 if excluding else None
         plain = row_losses(p.users, p.positives, p.negatives, mask=mask, exclude=exclude)
-        fused = FusedRowLosses.run(p.users, p.positives, p.negatives, mask, exclude, chunk_size)
+        arguments = (p.users, p.positives, p.negatives, mask, exclude)
+        fused = (
+            StreamedLosses.run(*arguments, chunk_size)
+            if chunk_size
+            else FusedLosses.run(*arguments)
+        )
         torch.testing.assert_close(fused, plain)
         weight = torch.rand(6, dtype=torch.float64)
         leaves = (p.users, p.positives.embeddings, p.extra.embeddings)
@@ -88,7 +94,7 @@ def test_cached_columns_are_constants_even_if_they_carry_a_graph(problem, functi
     cached = Candidates(live, torch.tensor([90, 91]), torch.zeros(2), cached=True)
     negatives = p.positives + cached
     if function == "fused":
-        rows = FusedRowLosses.run(p.users, p.positives, negatives, "both", None, None)
+        rows = FusedLosses.run(p.users, p.positives, negatives, "both", None)
     else:
         rows = row_losses(p.users, p.positives, negatives)
     assert torch.autograd.grad(rows.sum(), live, allow_unused=True) == (None,)

@@ -49,7 +49,7 @@ def doubled(u: torch.Tensor, positives: Candidates, negatives: Candidates):
 def test_losses_and_gradients_are_those_of_the_definition(seed, B, M, scale, excluding):
     u, positives, negatives = problem(seed, B, M, scale)
     exclude = torch.rand(B, B + M) < 0.3 if excluding else None
-    losses = fused.FusedRowLosses.run(u, positives, negatives, "both", exclude, None)
+    losses = fused.FusedLosses.run(u, positives, negatives, "both", exclude)
     u64, own64, negatives64 = doubled(u, positives, negatives)
     truth = row_losses(u64, own64, negatives64, exclude=exclude)
     torch.testing.assert_close(losses.double(), truth, rtol=1e-5, atol=2e-5)
@@ -63,7 +63,7 @@ def test_the_kernel_is_what_runs(monkeypatch):
     """Otherwise the test above would hold torch against torch."""
     monkeypatch.setattr(fused, "_softmax_", None)
     u, positives, negatives = problem(0, 4, 6, 1.0)
-    fused.FusedRowLosses.run(u, positives, negatives, "both", None, None)
+    fused.FusedLosses.run(u, positives, negatives, "both", None)
 
 
 def test_exponentials_are_exact_to_a_few_units_in_the_last_place():
@@ -87,7 +87,7 @@ def test_what_is_not_finite_reaches_the_loss(poison):
     block[1, 2] = poison
     losses = np.empty(2, dtype=np.float32)
     keys = np.array([7, 8]), np.array([1, 2, 3, 4])
-    softmax_rows(block, np.zeros(4, np.float32), *keys, np.zeros(2, np.float32), losses)
+    softmax_rows(block, np.zeros(4, np.float32), *keys, np.zeros(2, np.float32), -1, losses)
     assert losses[0] == pytest.approx(np.log(5))
     assert not np.isfinite(losses[1])
 
@@ -96,6 +96,6 @@ def test_keys_that_share_their_last_bits_are_told_apart():
     block = np.zeros((2, 4), dtype=np.float32)
     losses = np.empty(2, dtype=np.float32)
     rows, columns = np.array([5, 5 + 1024]), np.array([5, 5 + 1024, 5 + 2048])
-    softmax_rows(block, np.zeros(3, np.float32), rows, columns, np.zeros(2, np.float32), losses)
-    third = pytest.approx(1 / 3)
-    assert block.tolist() == [[0.0, third, third, third], [third, 0.0, third, third]]
+    softmax_rows(block, np.zeros(3, np.float32), rows, columns, np.zeros(2, np.float32), -1, losses)
+    third, own = pytest.approx(1 / 3), pytest.approx(-2 / 3)
+    assert block.tolist() == [[0.0, third, third, own], [third, 0.0, third, own]]

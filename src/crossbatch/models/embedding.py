@@ -4,7 +4,8 @@ table = EmbeddingTable(num_items + 1, 64, padding_row=0)
 vectors = table(item_ids)
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -21,12 +22,19 @@ class Read:
     Attributes:
         ids: `[n]` rows of the table.
         bags: `[n]` the sum that each row went into; or how many consecutive rows each sum is of.
-        rows: `[m, d]` what the towers saw, a leaf of the graph: its gradient is that of the rows.
+        leaf: `[m, >= d]` what the towers saw, a leaf of autograd's graph.
+        columns: Those of `leaf` that are of this table; others are of tables read beside it.
     """
 
     ids: Tensor
     bags: Tensor | int
-    rows: Tensor
+    leaf: Tensor
+    columns: slice = field(default_factory=lambda: slice(None))
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """`[m, d]` gradient of the rows or of their sums; None where none has come."""
+        return None if self.leaf.grad is None else self.leaf.grad[:, self.columns]
 
 
 class RowKeeper(Protocol):
@@ -112,10 +120,14 @@ class EmbeddingTable(nn.Module):
         bags = torch.arange(len(sizes), device=ids.device).repeat_interleave(sizes)
         return self._kept(ids, bags, sums) / sizes.clamp(min=1).unsqueeze(1)
 
+    def remember(self, read: Read) -> None:
+        """Tell the keeper of a read whose gradient will come."""
+        if self.keeper and torch.is_grad_enabled() and self.weight.requires_grad:
+            read.leaf.requires_grad_()
+            self.keeper.after_read(read)
+
     def _kept(self, ids: Tensor, bags: Tensor | int, rows: Tensor) -> Tensor:
-        assert self.keeper is not None
-        if torch.is_grad_enabled() and self.weight.requires_grad:
-            self.keeper.after_read(Read(ids, bags, rows.requires_grad_()))
+        self.remember(Read(ids, bags, rows))
         return rows
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,6 +137,28 @@ class EmbeddingTable(nn.Module):
     def extra_repr(self) -> str:
         """The table's size, as shown by `print(model)`."""
         return f"{self.weight.shape[0]}, {self.weight.shape[1]}, sparse={self.sparse}"
+
+
+def side_by_side(lookups: Sequence[tuple[EmbeddingTable, Tensor]]) -> Tensor:
+    """Rows `[N, Σ d]` of several tables, each of ids `[N]` of its own.
+
+    Tables with a keeper are read into one leaf: nothing is copied to join their rows, or to part
+    the gradients.
+    """
+    if any(table.keeper is None for table, _ in lookups):
+        return torch.cat([table(ids) for table, ids in lookups], dim=-1)
+    weights = [table.weight.detach() for table, _ in lookups]
+    rows = weights[0].new_empty(len(lookups[0][1]), sum(weight.shape[1] for weight in weights))
+    reads, first = [], 0
+    for (table, ids), weight in zip(lookups, weights, strict=True):
+        assert table.keeper is not None
+        table.keeper.before_read(ids)
+        torch.index_select(weight, 0, ids, out=rows.narrow(1, first, weight.shape[1]))
+        reads.append((table, Read(ids, 1, rows, slice(first, first + weight.shape[1]))))
+        first += weight.shape[1]
+    for table, read in reads:
+        table.remember(read)
+    return rows
 
 
 def set_sparse(module: nn.Module, sparse: bool) -> None:

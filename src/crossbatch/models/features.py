@@ -104,8 +104,13 @@ class CategoricalEncoder(ContentEncoder):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Vectors `[N, dim]` of rows `ids` `[N]`."""
-        vectors: Tensor = self.embedding(self.table.rows(ids).long())
+        table, values = self.lookup(ids)
+        vectors: Tensor = table(values)
         return vectors
+
+    def lookup(self, ids: Tensor) -> tuple[EmbeddingTable, Tensor]:
+        """The table of vectors, and the rows `[N]` of it that belong to `ids` `[N]`."""
+        return self.embedding, self.table.rows(ids).long()
 
 
 class MultiValuedEncoder(ContentEncoder):

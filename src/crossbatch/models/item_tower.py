@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from .checks import check_at_least_one
 from .dense import mlp
-from .embedding import EmbeddingTable, set_sparse
-from .features import FeatureEncoder, FeatureTable
+from .embedding import EmbeddingTable, set_sparse, side_by_side
+from .features import CategoricalEncoder, FeatureEncoder, FeatureTable
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 NO_FEATURES: Mapping[str, FeatureTable] = MappingProxyType({})
@@ -62,14 +62,25 @@ class ItemTower(nn.Module):
         width = (id_dim if id else 0) + (self.content.dim if self.content else 0)
         bare = self.content is None and not hidden and id_dim == dim
         self.layers = None if bare else mlp(width, hidden, dim)
+        # Content that is nothing but tables is read together with the ids.
+        encoders = self.content.encoders if self.content else ()
+        tables = [encoder for encoder in encoders if isinstance(encoder, CategoricalEncoder)]
+        self._categories = tables if len(tables) == len(encoders) else []
         set_sparse(self, sparse)
 
     def forward(self, item_ids: Tensor) -> Tensor:
         """Vectors `[N, d]` of items `[N]`."""
-        parts = [part(item_ids) for part in (self.table, self.content) if part is not None]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)  # [N, width]
+        joined = self._joined(item_ids)  # [N, width]
         vectors: Tensor = joined if self.layers is None else self.layers(joined)
         return vectors
+
+    def _joined(self, item_ids: Tensor) -> Tensor:
+        """What the layers see, `[N, width]`."""
+        if self.table is not None and self._categories:
+            found = [encoder.lookup(item_ids) for encoder in self._categories]
+            return side_by_side([(self.table, item_ids), *found])
+        parts = [part(item_ids) for part in (self.table, self.content) if part is not None]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 def _check_features(num_items: int, features: Mapping[str, FeatureTable], has_id: bool) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .checks import check_at_least_one, check_choice
-from .dense import dense_layer
+from .dense import mlp
 from .readout import READOUTS
 from .routing import route
 
@@ -78,7 +78,7 @@ class MIND(nn.Module):
         if bias:  # as TF1 initialises a vector that was given no initialiser
             limit = math.sqrt(6 / (2 * dim))
             nn.init.uniform_(self.bilinear.bias, -limit, limit)
-        self.dense = nn.Sequential(dense_layer(dim, dim), nn.ReLU()) if relu else nn.Identity()
+        self.dense = mlp(dim, (), dim, relu=True) if relu else nn.Identity()
         generator = torch.Generator().manual_seed(routing_seed)
         self.register_buffer(
             "fixed_logits", truncated_normal(FIXED_POSITIONS, interests, generator)

@@ -21,9 +21,7 @@ class YouTubeDNN(nn.Module):
     def __init__(self, dim: int, *, hidden: Sequence[int] = (), relu: bool = False) -> None:
         super().__init__()
         self.dim = dim
-        self.layers = mlp(dim, hidden, dim)
-        if relu:
-            self.layers.append(nn.ReLU())
+        self.layers = mlp(dim, hidden, dim, relu=relu)
 
     def forward(self, history: Tensor, mask: Tensor) -> Tensor:
         """User vectors `[B, 1, d]` of histories `[B, L, d]` with mask `[B, L]`."""

@@ -10,6 +10,7 @@ Three estimates, each a valid `Corpus.item_counts` (any constant factor cancels 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -124,8 +125,7 @@ class LogFrequency(nn.Module):
         """`[N]` log q of `item_ids` `[N]`."""
         if torch.compiler.is_compiling():  # value checks would break the graph
             return self.log_q[item_ids]
-        check_ids("item_ids", item_ids, 0, self.log_q.shape[0] - 1)
-        log_q = self.log_q[item_ids]
+        log_q = self._looked_up(item_ids)
         if log_q.numel() and float(log_q.min()) == -math.inf:
             unseen = int(item_ids[torch.isinf(log_q)][0])
             raise ValueError(
@@ -133,6 +133,13 @@ class LogFrequency(nn.Module):
                 "the data that you train on"
             )
         return log_q
+
+    def _looked_up(self, item_ids: Tensor) -> Tensor:
+        if (item_ids.device.type, item_ids.dtype, item_ids.dim()) == ("cpu", torch.int64, 1):
+            with suppress(IndexError):  # this look-up checks bounds by itself; the text is ours
+                return self.log_q.index_select(0, item_ids)
+        check_ids("item_ids", item_ids, 0, self.log_q.shape[0] - 1)
+        return self.log_q[item_ids]
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LogFrequency:
         log_q = self.log_q

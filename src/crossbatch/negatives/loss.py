@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from crossbatch.negatives.fused import FusedRowLosses
+from crossbatch.negatives.fused import FusedLosses
 from crossbatch.negatives.masks import MASKS
+from crossbatch.negatives.streamed import StreamedLosses
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,28 +73,33 @@ def sampled_softmax_loss(
     queries = users.to(torch.promote_types(users.dtype, torch.float32))  # [B, d]
     if isinstance(temperature, torch.Tensor) or temperature != 1:
         queries = queries / temperature
+    mean = reduction == "mean"
     if torch.compiler.is_compiling() and chunk_size is None:
-        rows = row_losses(queries, positives, negatives, mask=mask, exclude=exclude)
+        losses = row_losses(queries, positives, negatives, mask=mask, exclude=exclude)
+        losses = losses.mean() if mean else losses
     else:
-        rows = _fused_rows(queries, positives, negatives, mask, exclude, chunk_size)
-    if reduction == "mean":
-        return rows.mean()
-    return rows.sum() if reduction == "sum" else rows
+        losses = _fused(queries, positives, negatives, mask, exclude, chunk_size, mean)
+    return losses.sum() if reduction == "sum" else losses
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _fused_rows(
+def _fused(
     queries: Tensor,
     positives: Candidates,
     negatives: Candidates,
     mask: str,
     exclude: Tensor | None,
     chunk_size: int | None,
+    mean: bool,
 ) -> Tensor:
-    rows = FusedRowLosses.run(queries, positives, negatives, mask, exclude, chunk_size)
-    if not math.isfinite(float(rows.detach().sum())):
+    if chunk_size is None:
+        losses = FusedLosses.run(queries, positives, negatives, mask, exclude, mean=mean)
+    else:
+        losses = StreamedLosses.run(queries, positives, negatives, mask, exclude, chunk_size)
+        losses = losses.mean() if mean else losses
+    if not math.isfinite(float(losses.detach() if mean else losses.detach().sum())):
         raise NonFiniteLossError(_blame(queries, positives, negatives))
-    return rows
+    return losses
 
 
 def row_losses(
@@ -106,7 +112,7 @@ def row_losses(
 ) -> Tensor:
     """The definition, in plain autograd: `[B]` losses.
 
-    `FusedRowLosses` computes the same at the cost of the columns that need a gradient. This form is
+    `FusedLosses` computes the same at the cost of the columns that need a gradient. This form is
     what `torch.compile` traces, and what tests hold the other against.
     """
     dtype = torch.promote_types(users.dtype, torch.float32)

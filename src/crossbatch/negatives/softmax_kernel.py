@@ -1,7 +1,7 @@
 """The softmax over columns compiled by numba: one pass over a row while it is in the cache.
 
 Correction, mask, maximum, exponentials and sum are nine passes over `[B, N]` as torch operations.
-`FusedRowLosses` uses those where numba is not installed, and tests hold the two against each other.
+`FusedLosses` uses those where numba is not installed, and tests hold the two against each other.
 """
 
 from __future__ import annotations
@@ -21,32 +21,40 @@ LOWEST = -2139095041  # the turned bits of −inf
 
 @njit(fastmath={"contract", "reassoc"}, cache=True, error_model="numpy", nogil=True)
 def softmax_rows(
-    block: Array, log_q: Array, row_keys: Array, column_keys: Array, own: Array, losses: Array
+    block: Array,
+    log_q: Array,
+    row_keys: Array,
+    column_keys: Array,
+    own_log_q: Array,
+    own: int,
+    losses: Array,
 ) -> None:
-    """Turn scores into probabilities, in place.
+    """Turn scores into the gradients of the losses, in place.
 
     Args:
-        block: `[B, >= N + 1]`; scores u·v in the first N columns, probabilities afterwards. The
-            next column becomes that of the row's own positive; the rest is left alone.
+        block: `[B, >= N + 1]`; scores u·v in the first N columns, afterwards probabilities, and
+            p − 1 for the row's own positive. What follows the columns is left alone.
         log_q: `[N]`.
         row_keys: `[B]`; a column is no negative of the rows whose key it carries.
         column_keys: `[N]`.
-        own: `[B]` corrected logits of the rows' own positives.
+        own_log_q: `[B]` log q of the rows' own positives.
+        own: Column of the first row's own positive, that of the second row being the next one, or
+            −1: column N for all rows.
         losses: `[B]`, written.
     """
-    N = column_keys.shape[0]
+    B, N = block.shape[0], column_keys.shape[0]
+    for r in range(B):
+        losses[r] = block[r, N if own < 0 else own + r] - own_log_q[r]  # the own logit, for now
     _drop_matches(block, row_keys, column_keys)
-    for r in range(block.shape[0]):
-        row = block[r, :N]
-        peak = max(_correct(row, log_q), own[r])
-        total = _exponentials(row, peak)
-        own_weight = np.exp(own[r] - peak)
-        total += own_weight
-        losses[r] = np.log(total) + (peak - own[r])
+    for r in range(B):
+        row, own_logit = block[r, :N], losses[r]
+        peak = max(_correct(row, log_q), own_logit)
+        total = _exponentials(row, peak) + np.exp(own_logit - peak)
         share = np.float32(1) / total
         for c in range(N):
             row[c] *= share
-        block[r, N] = own_weight * share
+        losses[r] = np.log(total) + (peak - own_logit)
+        block[r, N if own < 0 else own + r] = np.expm1(-losses[r])
 
 
 @njit(cache=True, error_model="numpy", nogil=True)

@@ -1,7 +1,7 @@
 """`DenseAdam`: torch's own AdamW without the bookkeeping around it.
 
-The optimiser class of torch spends more time on hooks, groups and defaults than the fused kernel on
-the few thousand weights of small towers; this calls the kernel.
+The optimiser class of torch spends more time on hooks, groups, defaults and a counter for each
+parameter than the kernel on the few thousand weights of small towers; this calls the kernel.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.optim.adam import adam
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,7 +38,9 @@ class DenseAdam:
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self.first = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.second = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self.steps = [torch.zeros((), device=parameter.device) for parameter in self.parameters]
+        device = self.parameters[0].device if self.parameters else None
+        self._counts = torch.zeros(len(self.parameters), device=device)
+        self.steps = list(self._counts.unbind())  # views: one addition counts for all
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
@@ -47,14 +48,17 @@ class DenseAdam:
         moved = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
         if not moved:
             return
-        adam(
+        if len(moved) == len(self.parameters):
+            self._counts += 1
+        else:
+            self._counts[moved] += 1
+        torch._fused_adamw_(
             [self.parameters[i] for i in moved],
             [self._gradient(i) for i in moved],
             [self.first[i] for i in moved],
             [self.second[i] for i in moved],
             [],
             [self.steps[i] for i in moved],
-            fused=True,
             amsgrad=False,
             beta1=self.betas[0],
             beta2=self.betas[1],
@@ -62,7 +66,6 @@ class DenseAdam:
             weight_decay=self.weight_decay,
             eps=self.eps,
             maximize=False,
-            decoupled_weight_decay=True,
         )
         self.forget()
 

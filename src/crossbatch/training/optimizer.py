@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+RATES = 1024  # learning rates computed at once
+
+
 class Adam:
     """Adam with the paper's settings at the cost of what a batch touches.
 
@@ -47,6 +50,8 @@ class Adam:
 
         self.rate = rate
         self.steps = 0
+        self._rates: list[float] = []  # of the steps from `_first` on
+        self._first = 0
         tables = {
             name: module
             for name, module in model.named_modules()
@@ -63,12 +68,19 @@ class Adam:
     def step(self) -> float:
         """Update everything that has a gradient, clear the gradients, return the rate used."""
         self.steps += 1
-        lr = float(self.rate(torch.tensor(float(self.steps), dtype=torch.float64)))
+        lr = self._lr(self.steps)
         for group in self.dense:
             group.step(lr)
         for table in self.tables.values():
             table.step()
         return lr
+
+    def _lr(self, step: int) -> float:
+        """The rate of a step; many at once, for one costs as much."""
+        if not self._first <= step < self._first + len(self._rates):
+            steps = torch.arange(step, step + RATES, dtype=torch.float64)
+            self._first, self._rates = step, self.rate(steps).tolist()
+        return self._rates[step - self._first]
 
     def forget(self) -> None:
         """Drop all gradients."""

@@ -105,7 +105,7 @@ class RowAdam:
         """Apply the gradients of all reads since the last step to the rows that were read."""
         self.steps += 1
         reads, self._reads = self._reads, []
-        found = [(read, read.rows.grad) for read in reads if read.rows.grad is not None]
+        found = [(read, read.leaf.grad) for read in reads if read.leaf.grad is not None]
         if not found:
             return
         if self._kernels:
@@ -116,7 +116,9 @@ class RowAdam:
     def _total(self, found: list[tuple[Read, Tensor]]) -> tuple[Tensor, Tensor]:
         """Distinct rows `[n]` and the sum of their gradients `[n, d]`."""
         ids = torch.cat([read.ids for read, _ in found])
-        gradients = torch.cat([_of_each_id(read, gradient) for read, gradient in found])
+        gradients = torch.cat(
+            [_of_each_id(read, gradient[:, read.columns]) for read, gradient in found]
+        )
         if self.table.padding_row is not None:
             real = (ids != self.table.padding_row).nonzero().squeeze(1)
             ids, gradients = ids[real], gradients.index_select(0, real)
@@ -157,6 +159,7 @@ class RowAdam:
                 NO_BAGS if isinstance(read.bags, int) else read.bags.numpy(),
                 per_bag,
                 gradient.contiguous().numpy(),
+                read.columns.start or 0,
                 padding,
                 self._slots,
                 self._rows,

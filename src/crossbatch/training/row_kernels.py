@@ -51,6 +51,7 @@ def add_up(
     bags: Array,
     per_bag: int,
     gradient: Array,
+    first: int,
     padding: int,
     slots: Array,
     rows: Array,
@@ -63,7 +64,8 @@ def add_up(
         ids: `[n]` rows of the table.
         bags: `[n]` rows of `gradient`, or empty:
         per_bag: number of consecutive ids for each row of `gradient`.
-        gradient: `[m, d]`.
+        gradient: `[m, >= first + d]`.
+        first: Its first column that counts.
         padding: Row to leave out, or −1.
         slots: `[R]` int32, place of each row in `rows`, −1 for none.
         rows: `[>= count + n]` int64, distinct rows so far.
@@ -73,7 +75,7 @@ def add_up(
     Returns:
         The number of rows, and a sum that keeps the early loads of slots alive.
     """
-    fetched = 0
+    fetched, d = 0, totals.shape[1]
     for n in range(ids.shape[0]):
         if n % BLOCK == 0:
             for row in ids[n : n + BLOCK]:
@@ -81,7 +83,7 @@ def add_up(
         row = ids[n]
         if row == padding:
             continue
-        source = gradient[bags[n]] if bags.shape[0] else gradient[n // per_bag]
+        source = gradient[bags[n] if bags.shape[0] else n // per_bag, first : first + d]
         slot = slots[row]
         if slot < 0:
             slots[row] = count
@@ -90,7 +92,7 @@ def add_up(
             count += 1
         else:
             total = totals[slot]
-            for k in range(source.shape[0]):
+            for k in range(d):
                 total[k] += source[k]
     return count, fetched
 

@@ -6,6 +6,7 @@ result = trainer.fit(dataset.batches(128, seed=0), evaluate, max_steps=100_000)
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -163,7 +164,7 @@ class Trainer:
         """exp(log_temperature): a tensor while it is learned."""
         if self.log_temperature.requires_grad:
             return self.log_temperature.exp()
-        return float(self.log_temperature.exp())
+        return math.exp(float(self.log_temperature))
 
     def fit(
         self,
