@@ -1,7 +1,7 @@
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("optuna")
@@ -27,6 +27,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_a_value_is_read_back_as_it_was(value):
     assert tomllib.loads(f"value = {toml_value(value)}")["value"] == value
@@ -73,6 +74,7 @@ def test_a_space_has_the_shape_of_a_recipe(tmp_path):
     }
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10**6))
 def test_whatever_is_drawn_is_an_override_within_the_space(tmp_path_factory, seed):
     space = read_space(written(tmp_path_factory.mktemp("space"), SPACE))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crossbatch.cli.exit_codes import INTERRUPTED
+from crossbatch.cli.exit_codes import FAILED, INTERRUPTED
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,6 +71,9 @@ def tune(
     except Interrupted:
         sys.stderr.write("crossbatch: stopped and saved; the same command goes on\n")
         raise typer.Exit(INTERRUPTED) from None
+    if not (out / "best.toml").is_file():
+        sys.stderr.write(f"crossbatch: no trial finished; {out / 'trials.md'} lists them\n")
+        raise typer.Exit(FAILED)
     if not quiet:
         typer.echo(f"{out / 'trials.md'}\n{out / 'best.toml'}")
 
