@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from crossbatch.negatives import CrossBatchSampler, diagnose, diagnose_bank
 
@@ -136,10 +136,9 @@ class Monitor:
     def _switched_off(self, alarm: Alarm) -> str | None:
         """Take the bank from a guarded sampler if the alarm says that it does harm."""
         sampler = self.trainer.sampler
-        guarded = isinstance(sampler, CrossBatchSampler) and sampler.guard
-        if not guarded or not alarm.harmful:
+        if not (isinstance(sampler, CrossBatchSampler) and sampler.guard and alarm.harmful):
             return None
-        cast("CrossBatchSampler", sampler).switch_off()
+        sampler.switch_off()
         return (
             "the bank does harm here and was switched off; training goes on with in-batch negatives"
         )
