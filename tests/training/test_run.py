@@ -13,6 +13,8 @@ import pytest
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import evaluate
 from crossbatch.training import fit
+from crossbatch.training.assemble import resolve
+from crossbatch.training.run_folder import changed_keys
 from crossbatch.training.saved import evaluate_runs, open_run
 
 from .conftest import RECIPE, recipe_file
@@ -236,3 +238,12 @@ def test_baselines_stand_beside_the_model(finished):
     table = evaluate_runs([finished[0]], "test")
     assert list(table) == ["popularity", "item_knn", str(finished[0])]
     assert all("recall@50" in entry["metrics"] for entry in table.values())
+
+
+def test_a_run_of_an_earlier_version_lacks_keys_whose_defaults_held(recipe, dataset):
+    config = resolve(recipe, dataset).to_dict()
+    earlier = json.loads(json.dumps(config))
+    del earlier["sampler"]["max_staleness"], earlier["train"]["eval_users"]
+    assert list(changed_keys(earlier, config)) == []
+    config["sampler"]["max_staleness"] = 0.1
+    assert list(changed_keys(earlier, config)) == [("sampler.max_staleness", 0.0, 0.1)]

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from crossbatch.config import Recipe, filled
 from crossbatch.documents import CHECKSUMS, file_checksum, read_document, verify_checksums
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.negatives import SAMPLERS
 from crossbatch.training import checkpoint
 
 if TYPE_CHECKING:
@@ -208,13 +210,22 @@ RESUMABLE_CHANGES = frozenset(
 
 
 def changed_keys(earlier: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield every key that makes `config` another run than `earlier`, and its two values."""
+    """Yield every key that makes `config` another run than `earlier`, and its two values.
+
+    A key that `earlier` does not know came with a later version: its default was in force then.
+    """
     config = json.loads(json.dumps(config))  # tuples become lists, as in the file
+    defaults = json.loads(json.dumps(_defaults(earlier.get("sampler", {}))))
     for section in ("model", "sampler", "loss", "train", "dataset"):
-        before = flat(earlier.get(section, {}))
+        before = flat(defaults.get(section, {})) | flat(earlier.get(section, {}))
         for key, value in flat(config.get(section, {})).items():
             if before.get(key) != value and f"{section}.{key}" not in RESUMABLE_CHANGES:
                 yield f"{section}.{key}", before.get(key), value
+
+
+def _defaults(sampler: dict[str, Any]) -> dict[str, Any]:
+    make = SAMPLERS.get(sampler.get("name", ""))
+    return Recipe(sampler=filled(make, {}) if make else {}).to_dict()
 
 
 def model_state(trainer: Trainer) -> dict[str, Tensor]:
