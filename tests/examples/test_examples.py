@@ -32,12 +32,14 @@ def test_scripts_are_short(path):
     assert len(path.read_text().splitlines()) < 80
 
 
+@pytest.mark.slow
 def test_the_loop_learns_with_and_without_a_bank():
     rates = [float(rate) for rate in re.findall(r"hit rate@20 ([\d.]+)", run("own_loop.py"))]
     assert len(rates) == 2
     assert min(rates) > 0.1  # 20 of 2,000 by chance: 0.01
 
 
+@pytest.mark.slow
 def test_a_csv_becomes_recommendations(tmp_path):
     output = run("csv_to_recommendations.py", "--steps", 200, "--out", tmp_path)
     ours, popular = map(float, re.search(r"recall@50 ([\d.]+), .* ([\d.]+)\n", output).groups())
@@ -47,6 +49,7 @@ def test_a_csv_becomes_recommendations(tmp_path):
     assert re.search(r"after (\w+, ){2}\w+: (\w+, ){4}\w+\n", output)
 
 
+@pytest.mark.slow
 def test_an_item_that_nobody_clicked_lands_beside_its_twin(tmp_path):
     output = run("content_cold_start.py", "--steps", 200, "--out", tmp_path)
     share, chance = map(float, re.search(r"saw: ([\d.]+) \(by chance ([\d.]+)\)", output).groups())
@@ -57,6 +60,7 @@ def test_an_item_that_nobody_clicked_lands_beside_its_twin(tmp_path):
     assert neighbours.count(category) >= 3  # of many kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run_and_hold_no_outputs(path, capsys):
     """Cells are run in order in one namespace, as a kernel would; a cell's last value is made."""
