@@ -105,7 +105,7 @@ def journal(folder: Path) -> Iterator[Finding]:
     for line in lines:
         try:
             events.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             broken += 1
     if broken:
         remedy = "--resume cuts it back to the last checkpoint; reports pass over such lines"
@@ -152,6 +152,6 @@ def _json(path: Path) -> dict[str, Any] | None:
     """The document, or None if it is missing or broken."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
