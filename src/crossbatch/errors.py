@@ -1,4 +1,4 @@
-"""The two errors of a user's mistake; the command line prints them without a traceback."""
+"""What a user can mend; the command line prints it without a traceback."""
 
 
 class ConfigError(ValueError):
@@ -7,3 +7,11 @@ class ConfigError(ValueError):
 
 class DataError(ValueError):
     """A file that is missing, broken, foreign or of another format version."""
+
+
+class OtherRankError(ConfigError):
+    """Another of the processes that train together says what is wrong; this one only ends."""
+
+
+class RankLostError(RuntimeError):
+    """One of the processes that train together was killed or hangs; empty if another says so."""

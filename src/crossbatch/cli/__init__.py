@@ -24,8 +24,8 @@ from crossbatch.cli import (
     train,
     tune,
 )
-from crossbatch.cli.exit_codes import MISTAKE
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.cli.exit_codes import FAILED, MISTAKE
+from crossbatch.errors import ConfigError, DataError, OtherRankError, RankLostError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,9 +58,14 @@ def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
     try:
         app()
+    except OtherRankError:
+        sys.exit(MISTAKE)
     except (ConfigError, DataError) as error:
         sys.stderr.write(f"crossbatch: {error}\n")
         sys.exit(MISTAKE)
+    except RankLostError as error:
+        sys.stderr.write(f"crossbatch: {error}\n" if str(error) else "")
+        sys.exit(FAILED)
     except OSError as error:  # a full disk, a folder without permission: what was whole stays whole
         where = f": {error.filename}" if error.filename else ""
         reason = error.strerror or f"{error} (is the disk full?)"  # NumPy does not say

@@ -53,7 +53,9 @@ def export(
     Example: crossbatch export runs/first --out first.bundle
     """
     from crossbatch.serving import export_bundle
+    from crossbatch.training.distributed.start import first_here
 
+    quiet = quiet or not first_here()
     formats = [name for name, wanted in (("pt2", graph), ("onnx", onnx)) if wanted]
     with progress_bars(quiet=quiet) as progress:
         bundle = export_bundle(

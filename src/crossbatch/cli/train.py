@@ -36,33 +36,44 @@ def train(
     track: Annotated[
         list[str] | None, typer.Option("--track", help="Also log to tensorboard or mlflow.")
     ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that a process of several waits for the others.")
+    ] = 600.0,
     quiet: Quiet = False,
 ) -> None:
     """Train a two-tower model, stop when validation stops improving, and test it.
 
     Example: crossbatch train recipes/demo.toml --data demo/dataset --out runs/first
     --set sampler.capacity=512
+
+    On several processes or machines, which share the recipe's batch: torchrun --nproc-per-node 2
+    -m crossbatch train ...
     """
     from crossbatch.config import Recipe
     from crossbatch.data import open_dataset
     from crossbatch.training import Interrupted, fit
+    from crossbatch.training.distributed.start import joined, together
     from crossbatch.training.progress import Silent, Terminal
     from crossbatch.training.trackers import open_trackers
 
-    loaded = Recipe.load(recipe, set_ or [])
-    dataset = open_dataset(data)
-    trackers = open_trackers(track or [], out)
-    progress = Silent() if quiet else Terminal(loaded.train.metric)
-    try:
-        result = fit(dataset, loaded, out, resume=resume, progress=progress, trackers=trackers)
-    except Interrupted as stop:
-        sys.stderr.write(f"crossbatch: {stop}\n")
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
-        progress.stop()
-        for tracker in trackers:
-            tracker.close()
-    if not quiet:
+    with joined(timeout) as ranks:
+        loaded, dataset = together(
+            ranks, lambda: (Recipe.load(recipe, set_ or []), open_dataset(data))
+        )
+        silent = quiet or (ranks is not None and not ranks.first)
+        trackers = () if ranks and not ranks.first else open_trackers(track or [], out)
+        progress = Silent() if silent else Terminal(loaded.train.metric)
+        try:
+            result = fit(dataset, loaded, out, resume=resume, progress=progress, trackers=trackers)
+        except Interrupted as stop:
+            if ranks is None or ranks.first:
+                sys.stderr.write(f"crossbatch: {stop}\n")
+            raise typer.Exit(INTERRUPTED) from None
+        finally:
+            progress.stop()
+            for tracker in trackers:
+                tracker.close()
+    if not silent:
         test = result["test"]
         typer.echo(
             f"{result['model']} with {result['sampler']} negatives, best at step "
@@ -91,11 +102,20 @@ def evaluate(
     """
     import json
 
+    from crossbatch.training.distributed.start import joined
     from crossbatch.training.saved import evaluate_runs
 
-    table = evaluate_runs(
-        runs, split, data=data, exclude_history=exclude_history, baselines=baselines
-    )
+    with joined() as ranks:
+        table = evaluate_runs(
+            runs,
+            split,
+            data=data,
+            exclude_history=exclude_history,
+            baselines=baselines,
+            ranks=ranks,
+        )
+    if ranks is not None and not ranks.first:
+        return
     if as_json:
         typer.echo(json.dumps(table, indent=1))
     elif not quiet:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from .row_noise import uniform_rows
+
 
 def drop_positions(history: Tensor, rate: float) -> Tensor:
     """Forget each item of each history with probability `rate`, but never a whole history.
@@ -17,7 +19,7 @@ def drop_positions(history: Tensor, rate: float) -> Tensor:
     Returns:
         `[B, L]`.
     """
-    noise = torch.rand(history.shape, device=history.device)
+    noise = uniform_rows(history.shape, history.device)
     noise = noise.masked_fill(history == 0, -1.0)
     # The largest draw of a row always stays: it is the likeliest survivor anyway.
     keep = (noise >= rate) | (noise == noise.amax(dim=1, keepdim=True))

@@ -27,18 +27,27 @@ class Candidates:
         log_q: `[N]` log-probability of each column under its proposal. Constants cancel.
         cached: Whether these columns come from a memory bank. The loss treats them as constants
             and mask mode `"batch"` leaves them alone.
+        first_row: Column of the first row's own positive, where these are the positives of a batch
+            that several processes share and the rows are those of one.
     """
 
-    __slots__ = ("_embeddings", "_item_ids", "_log_q", "_summands", "cached")
+    __slots__ = ("_embeddings", "_item_ids", "_log_q", "_summands", "cached", "first_row")
 
     cached: bool
+    first_row: int
     _summands: tuple[Candidates, ...]
     _embeddings: Tensor | None
     _item_ids: Tensor | None
     _log_q: Tensor | None
 
     def __init__(
-        self, embeddings: Tensor, item_ids: Tensor, log_q: Tensor, *, cached: bool = False
+        self,
+        embeddings: Tensor,
+        item_ids: Tensor,
+        log_q: Tensor,
+        *,
+        cached: bool = False,
+        first_row: int = 0,
     ) -> None:
         if embeddings.dim() != 2 or not embeddings.is_floating_point():
             raise ValueError(
@@ -59,7 +68,7 @@ class Candidates:
         if not log_q.is_floating_point():
             raise ValueError(f"log_q must be floating point, got {log_q.dtype}")
         self._embeddings, self._item_ids, self._log_q = embeddings, item_ids, log_q
-        self.cached = cached
+        self.cached, self.first_row = cached, first_row
         self._summands = ()
 
     @property
@@ -106,7 +115,7 @@ class Candidates:
             )
         union = object.__new__(Candidates)
         union._summands = self.parts + other.parts
-        union.cached = self.cached and other.cached
+        union.cached, union.first_row = self.cached and other.cached, self.first_row
         union._embeddings = union._item_ids = union._log_q = None
         return union
 

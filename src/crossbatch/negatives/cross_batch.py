@@ -118,7 +118,7 @@ def balanced(positives: Candidates, num_cached: int) -> Candidates:
         return positives
     v = positives.embeddings
     v = v.detach() + (others + num_cached) / others * (v - v.detach())
-    return Candidates(v, positives.item_ids, positives.log_q)
+    return Candidates(v, positives.item_ids, positives.log_q, first_row=positives.first_row)
 
 
 def check_bank_options(warmup_steps: int, item_gradient: str) -> None:

@@ -38,14 +38,18 @@ def same_id_unless_cached(own_ids: Tensor, columns: Candidates) -> Keys:
 
 
 def own_column(own_ids: Tensor, columns: Candidates) -> Keys:
-    """Leave out row r's column r alone, of the part that is the batch in the order of the rows."""
+    """Leave out row r's own column alone, of the part that is the batch in the order of the rows.
+
+    It is column r, counted from `first_row` where the batch is shared with other processes.
+    """
     B = own_ids.shape[0]
     rows = torch.arange(B, device=own_ids.device)
     keys = []
     for part in columns.parts:
         key = torch.full_like(part.item_ids, _NOBODY)
-        if not part.cached and torch.equal(part.item_ids[:B], own_ids):
-            key[:B] = rows
+        own = slice(part.first_row, part.first_row + B)
+        if not part.cached and torch.equal(part.item_ids[own], own_ids):
+            key[own] = rows
         keys.append(key)
     return rows, torch.cat(keys)
 

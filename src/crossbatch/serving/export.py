@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,19 @@ from crossbatch.data.progress import Progress, silent
 from crossbatch.documents import read_document
 from crossbatch.evaluation import encode_items
 from crossbatch.serving import towers as stored_towers
+from crossbatch.serving.bundle import open_bundle
 from crossbatch.serving.catalogue import all_items
 from crossbatch.serving.manifest import MANIFEST
 from crossbatch.serving.parity import real_users
 from crossbatch.serving.writing import Contents, IndexPlan, write_bundle
+from crossbatch.training.distributed.ranking import encode_together
+from crossbatch.training.distributed.start import joined, together
 from crossbatch.training.saved import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
 
     from crossbatch.serving.bundle import Bundle
     from crossbatch.training.saved import SavedRun
@@ -44,6 +50,8 @@ def export_bundle(
 ) -> Bundle:
     """Make a bundle of a run's best model and open it.
 
+    Processes that torchrun started share the encoding of the catalogue; the first one writes.
+
     Args:
         run: Run folder.
         out: Bundle folder to create.
@@ -60,22 +68,34 @@ def export_bundle(
             run's; nothing is left behind then.
     """
     run, out = Path(run), Path(out)
-    check_free(out, overwrite=overwrite, marker=MANIFEST)
-    progress("items", 0, None)
-    saved = open_run(run, data=data)
-    return write_bundle(
-        out,
-        _contents(saved, run, name or run.resolve().name),
-        real_users(saved),
-        IndexPlan(index, recall),
-        graph_formats=graph_formats,
-        overwrite=overwrite,
-        progress=progress,
-    )
+
+    def opened() -> SavedRun:
+        check_free(out, overwrite=overwrite, marker=MANIFEST)
+        progress("items", 0, None)
+        return open_run(run, data=data)
+
+    def written() -> Bundle | None:
+        if ranks is not None and not ranks.first:
+            return None
+        return write_bundle(
+            out,
+            _contents(saved, vectors, run, name or run.resolve().name),
+            real_users(saved),
+            IndexPlan(index, recall),
+            graph_formats=graph_formats,
+            overwrite=overwrite,
+            progress=progress,
+        )
+
+    with joined() as ranks:
+        saved = together(ranks, opened)
+        encode = encode_items if ranks is None else partial(encode_together, ranks)
+        vectors = encode(saved.towers, saved.dataset.num_items)
+        return together(ranks, written) or open_bundle(out)
 
 
-def _contents(saved: SavedRun, run: Path, name: str) -> Contents:
-    """Encode the catalogue and gather all else that a bundle of this run holds."""
+def _contents(saved: SavedRun, vectors: Tensor, run: Path, name: str) -> Contents:
+    """All that a bundle of this run holds; `vectors` are those of the catalogue."""
     dataset, model = saved.dataset, saved.recipe.model
     item_state, user_state = stored_towers.split_state(saved.towers)
     keys, titles = all_items(dataset)
@@ -91,7 +111,7 @@ def _contents(saved: SavedRun, run: Path, name: str) -> Contents:
         keys=keys,
         titles=titles,
         counts=np.array(dataset.item_counts),
-        vectors=encode_items(saved.towers, dataset.num_items),
+        vectors=vectors,
         item_state=item_state,
         user_state=user_state,
         trained=dataset.num_items,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from crossbatch.config import Recipe, build, check_options, filled
 from crossbatch.errors import ConfigError
 from crossbatch.models import MODELS, FeatureTable, ItemTower, TwoTower
 from crossbatch.negatives import SAMPLERS, Corpus, NegativeSampler, no_correction
+from crossbatch.training.distributed.trainer import RankTrainer
 from crossbatch.training.optimizer import Adam
 from crossbatch.training.trainer import Trainer
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from crossbatch.data import Dataset, Feature
+    from crossbatch.training.distributed.ranks import Ranks
 
 # `[sampler] name = "auto"`: what a step may cost, as a multiple of the in-batch step.
 AUTO: dict[str, Any] = {"name": "auto", "budget": 1.2}
@@ -91,7 +94,10 @@ def build_sampler(recipe: Recipe, dataset: Dataset) -> NegativeSampler:
 
 
 def build_trainer(
-    recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = None
+    recipe: Recipe,
+    dataset: Dataset,
+    model: torch.nn.Module | None = None,
+    ranks: Ranks | None = None,
 ) -> Trainer:
     """Everything that a training step needs, on the recipe's device.
 
@@ -99,8 +105,11 @@ def build_trainer(
         recipe: Resolved recipe.
         dataset: What to train on.
         model: Towers of the caller's own instead of the recipe's; see `TwoTowerModel`.
+        ranks: The processes that share each batch, if there are several.
     """
     train = recipe.train
+    if ranks is not None:
+        ranks.check_batch(train.batch_size)
     device = pick_device(train.device)
     torch.manual_seed(train.seed)
     towers: Any = (build_towers(recipe, dataset) if model is None else model).to(device)
@@ -117,7 +126,8 @@ def build_trainer(
         weight_decay=train.weight_decay,
         extra=[log_temperature] if isinstance(log_temperature, torch.nn.Parameter) else [],
     )
-    return Trainer(
+    kind = Trainer if ranks is None else partial(RankTrainer, ranks=ranks, seed=train.seed)
+    return kind(
         towers,
         sampler,
         optimizer,

@@ -105,7 +105,7 @@ class Monitor:
     def __call__(self, record: StepRecord) -> None:
         """Take note of a step."""
         self._losses.append(record.loss)
-        self._columns += len(record.negatives) * record.users.shape[0]
+        self._columns += len(record.negatives) * len(record.positives)
         if record.step % self.every == 0:
             self.pause()
             self._report(record, self.seconds - self._reported)
@@ -148,7 +148,7 @@ class Monitor:
         trainer = self.trainer
         banked = trainer.sampler if isinstance(trainer.sampler, CrossBatchSampler) else None
         diagnostics = diagnose(
-            record.users,
+            trainer.whole(record.users),
             record.positives,
             record.negatives,
             temperature=float(trainer.log_temperature.detach().exp()),

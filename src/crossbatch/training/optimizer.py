@@ -82,6 +82,10 @@ class Adam:
             self._first, self._rates = step, self.rate(steps).tolist()
         return self._rates[step - self._first]
 
+    def parameters(self) -> list[nn.Parameter]:
+        """What is updated by torch, not by rows."""
+        return [parameter for group in self.dense for parameter in group.parameters]
+
     def forget(self) -> None:
         """Drop all gradients."""
         for part in self._parts().values():

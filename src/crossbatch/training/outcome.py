@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from crossbatch.evaluation import Popularity, evaluate, evaluate_recommender
 from crossbatch.evaluation.baselines import popularity
 from crossbatch.training.assemble import pick_device
+from crossbatch.training.distributed.ranking import evaluate_together
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,15 +18,22 @@ if TYPE_CHECKING:
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
     from crossbatch.evaluation import Evaluation
+    from crossbatch.training.distributed.ranks import Ranks
 
 PAPER_METRICS = ("recall", "hit_rate", "ndcg", "ndcg_comirec")
 
 
 def evaluate_split(
-    model: object, dataset: Dataset, recipe: Recipe, split: str, max_users: int | None = None
+    model: object,
+    dataset: Dataset,
+    recipe: Recipe,
+    split: str,
+    max_users: int | None = None,
+    ranks: Ranks | None = None,
 ) -> Evaluation:
     """Full-corpus evaluation of the towers as they are, on "valid" or "test"."""
-    return evaluate(
+    measure = evaluate if ranks is None else partial(evaluate_together, ranks)
+    return measure(
         cast("Any", model),
         dataset.eval_batches(
             split, history_length=recipe.train.history_length, max_users=max_users
@@ -34,23 +43,31 @@ def evaluate_split(
     )
 
 
-def measure_test(model: object, dataset: Dataset, recipe: Recipe, per_user: Path) -> dict[str, Any]:
+def measure_test(
+    model: object,
+    dataset: Dataset,
+    recipe: Recipe,
+    per_user: Path | None,
+    ranks: Ranks | None = None,
+) -> dict[str, Any]:
     """Measure the test users and keep each user's metrics.
 
     Args:
         model: The best towers.
         dataset: What they were trained on.
         recipe: How.
-        per_user: Folder for one array a metric, for paired comparisons.
+        per_user: Folder for one array a metric, for paired comparisons; None to keep none.
+        ranks: The processes that share the work, if there are several.
 
     Returns:
         The part of `result.json` that speaks of the test users.
     """
-    test = evaluate_split(model, dataset, recipe, "test")
-    per_user.mkdir(exist_ok=True)
-    for name, values in test.per_user.items():
-        if in_paper(name):
-            np.save(per_user / f"test_{name}.npy", values.astype(np.float32))
+    test = evaluate_split(model, dataset, recipe, "test", ranks=ranks)
+    if per_user is not None:
+        per_user.mkdir(exist_ok=True)
+        for name, values in test.per_user.items():
+            if in_paper(name):
+                np.save(per_user / f"test_{name}.npy", values.astype(np.float32))
     intervals = test.intervals()
     return {
         "test": finite(test.means()),

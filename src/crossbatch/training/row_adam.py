@@ -80,7 +80,7 @@ class RowAdam:
         # [R] last step whose update a row contains; 0 for never.
         self.touched = torch.zeros(weight.shape[0], dtype=torch.int32, device=weight.device)
         self._skipped = SkippedSteps(rate, betas)
-        self._reads: list[Read] = []
+        self.reads: list[Read] = []  # since the last step
         self._kernels = _kernels(weight, compiled)
         if self._kernels:
             self._slots = np.full(weight.shape[0], -1, dtype=np.int32)
@@ -94,17 +94,23 @@ class RowAdam:
 
     def after_read(self, read: Read) -> None:
         """Remember a read until its gradient is used by `step`."""
-        self._reads.append(read)
+        self.reads.append(read)
+
+    def replace_reads(self, reads: list[Read]) -> None:
+        """Take these for what was read: those of all processes that have a copy of the table."""
+        for read in reads:
+            self.before_read(read.ids)
+        self.reads = reads
 
     def forget(self) -> None:
         """Drop the gradients."""
-        self._reads = []
+        self.reads = []
 
     @torch.no_grad()
     def step(self) -> None:
         """Apply the gradients of all reads since the last step to the rows that were read."""
         self.steps += 1
-        reads, self._reads = self._reads, []
+        reads, self.reads = self.reads, []
         found = [(read, read.leaf.grad) for read in reads if read.leaf.grad is not None]
         if not found:
             return

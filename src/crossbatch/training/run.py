@@ -19,14 +19,16 @@ from crossbatch.errors import ConfigError
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training.advice import Advice, advise, is_auto
 from crossbatch.training.assemble import build_trainer, pick_device, resolve
+from crossbatch.training.distributed.onlooker import open_folder
+from crossbatch.training.distributed.start import check_alike, joined, restarted, together
+from crossbatch.training.distributed.trainer import RankTrainer
 from crossbatch.training.endings import DivergedError, Interrupted
 from crossbatch.training.examples import write_examples
 from crossbatch.training.interrupt import interrupt_flag
-from crossbatch.training.journal import Journal
 from crossbatch.training.monitor import Monitor
 from crossbatch.training.outcome import PAPER_METRICS, evaluate_split, finite, measure_test
 from crossbatch.training.progress import Progress, Silent
-from crossbatch.training.run_folder import RunFolder
+from crossbatch.training.run_folder import flat
 from crossbatch.training.threads import measured_threads
 from crossbatch.training.trainer import EarlyStopping, StepRecord, Trainer
 
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from crossbatch.config import Recipe
     from crossbatch.data import Batch, Dataset
     from crossbatch.evaluation import Evaluation
+    from crossbatch.training.distributed.ranks import Ranks
+    from crossbatch.training.journal import Journal
+    from crossbatch.training.run_folder import RunFolder
     from crossbatch.training.trackers import Tracker
 
 
@@ -64,13 +69,16 @@ def fit(
 ) -> dict[str, Any]:
     """Train until early stopping, restore the best model, evaluate it on the test users.
 
+    Processes that torchrun started train one model together: see `training.distributed`.
+
     Args:
         dataset: What to train on.
         recipe: What to train.
         out: Run folder, empty or absent unless `resume`.
         model: Towers of your own instead of `recipe.model`: any module whose call gives `(u, v)` of
             a batch and that has methods `users` and `items`, as `TwoTower` does.
-        resume: Whether to go on with the run in `out`. A finished one returns its result.
+        resume: Whether to go on with the run in `out`. A finished one returns its result. A process
+            that torchrun started again does so anyway.
         progress: Where to show progress; silent by default.
         trackers: Further places that journal lines go to; what one raises ends the run.
         probe: Measures beside training; its time is not training time.
@@ -84,17 +92,25 @@ def fit(
         DivergedError: If the loss was not finite; the last good checkpoint stays.
     """
     recipe = resolve(recipe, dataset)
-    folder = RunFolder(Path(out), resume=resume)
-    try:
-        finished = folder.result()
-        if finished is not None:
-            return finished
-        dataset.verify()  # hours of training deserve a second
-        return _Run(
-            dataset, recipe, folder, model, progress or Silent(), trackers, probe, test
-        ).run()
-    finally:
-        folder.close()
+    with joined() as ranks:
+        resume = resume or restarted()
+        folder = together(ranks, lambda: open_folder(Path(out), resume=resume, ranks=ranks))
+        speaks = folder.writes
+        try:
+            run = _Run(
+                dataset,
+                recipe,
+                folder,
+                model,
+                (speaks and progress) or Silent(),
+                trackers if speaks else (),
+                probe,
+                test,
+                ranks,
+            )
+            return run.run()
+        finally:
+            folder.close()
 
 
 @dataclass(slots=True)
@@ -109,20 +125,25 @@ class _Run:
     trackers: tuple[Tracker, ...]
     probe: Probe | None
     test: bool
+    ranks: Ranks | None
     advice: Advice | None = None  # where the recipe leaves the sampler to us
 
     def run(self) -> dict[str, Any]:
         train = self.recipe.train
-        self.folder.check_config(self._config())
-        trainer = build_trainer(self._chosen(), self.dataset, self.model)
+        if self.ranks is not None:
+            check_alike(self.ranks, self._facts())
+        finished = self.folder.result()
+        if finished is not None:
+            return finished
         stopping = EarlyStopping(train.patience)
-        saved = self.folder.load_checkpoint(trainer, stopping, self.progress.say)
+        trainer, saved = together(self.ranks, lambda: self._restore(stopping))
         document: dict[str, Any] = NOTHING_YET | (saved or {})
         # Sums depend on how they are split: a resumed run uses the threads that it began with.
-        threads = train.threads or document.get("threads")
-        torch.set_num_threads(threads or measured_threads(trainer, next(self._batches(0))))
+        torch.set_num_threads(
+            train.threads or document.get("threads") or self._best_threads(trainer)
+        )
         self.folder.write_config(self._config())
-        journal = Journal(self.folder.path / "journal.jsonl", document["journal"])
+        journal = self.folder.journal(document["journal"])
         if document.get("journal_crc32") not in (None, journal.crc32):
             self.progress.say(
                 f"{self.folder.path / 'journal.jsonl'} was damaged after the checkpoint: training "
@@ -141,8 +162,22 @@ class _Run:
         self.advice = (
             Advice(**earlier) if earlier else advise(self.recipe, self.dataset, self.model)
         )
+        if self.ranks is not None:  # it may have been measured
+            self.advice = self.ranks.collect_objects(self.advice)[0]
         self.progress.say(str(self.advice))
         return resolve(replace(self.recipe, sampler=self.advice.sampler), self.dataset)
+
+    def _restore(self, stopping: EarlyStopping) -> tuple[Trainer, dict[str, Any] | None]:
+        """A trainer in the state of the newest checkpoint, if any, and what that remembers."""
+        self.dataset.verify()  # hours of training deserve a second
+        self.folder.check_config(self._config())
+        trainer = build_trainer(self._chosen(), self.dataset, self.model, self.ranks)
+        return trainer, self.folder.load_checkpoint(trainer, stopping, self.progress.say)
+
+    def _best_threads(self, trainer: Trainer) -> int:
+        if self.ranks is not None:  # they share the cores as their launcher decided
+            return torch.get_num_threads()
+        return measured_threads(trainer, next(self._batches(0)))
 
     def _train(
         self,
@@ -206,7 +241,9 @@ class _Run:
             self.progress.step(record.step, record.loss)
 
         self._check_metric(train.metric)
-        with interrupt_flag() as interrupted:
+        with interrupt_flag(launched=self.ranks is not None) as interrupted:
+            if isinstance(trainer, RankTrainer):
+                interrupted = trainer.agree_to_stop(interrupted)
             try:
                 reason = trainer.fit(
                     self._batches(trainer.step),
@@ -242,6 +279,8 @@ class _Run:
     ) -> dict[str, Any]:
         """Evaluate the best model on all users and write the result."""
         steps = trainer.step
+        if self.ranks is not None:
+            self.ranks.wait()  # for the first to have written the best model
         self.folder.load_best(trainer)
         result = {
             "model": self.recipe.model.name if self.model is None else type(self.model).__name__,
@@ -260,13 +299,17 @@ class _Run:
             self.progress.say(str(self.advice))
         path = self.folder.path
         if self.test:
-            result |= measure_test(trainer.model, self.dataset, self.recipe, path / "per_user")
+            per_user = path / "per_user" if self.folder.writes else None
+            result |= measure_test(trainer.model, self.dataset, self.recipe, per_user, self.ranks)
+        if self.test and self.folder.writes:
             write_examples(path / "examples.json", trainer.model, self.dataset, self.recipe)
         self.folder.write_result(result)
         return result
 
     def _validate(self, trainer: Trainer, max_users: int | None = None) -> Evaluation:
-        return evaluate_split(trainer.model, self.dataset, self.recipe, "valid", max_users)
+        return evaluate_split(
+            trainer.model, self.dataset, self.recipe, "valid", max_users, self.ranks
+        )
 
     def _batches(self, start: int) -> Iterator[Batch]:
         train = self.recipe.train
@@ -299,6 +342,16 @@ class _Run:
                 f"train.metric must be one of {', '.join(PAPER_METRICS)} at 20 or 50, such as "
                 f"recall@50, got {metric!r}"
             )
+
+    def _facts(self) -> dict[str, Any]:
+        """What all ranks must have alike."""
+        config = self._config()
+        facts = flat({key: config[key] for key in (*config,) if key != "environment"})
+        del facts["dataset.path"]
+        return facts | {
+            "the newest checkpoint in the run folder": self.folder.newest_checkpoint(),
+            "the result in the run folder": self.folder.result(),
+        }
 
     def _config(self) -> dict[str, Any]:
         chosen = {"advice": self.advice.to_dict()} if self.advice else {}

@@ -15,6 +15,7 @@ from crossbatch.documents import CHECKSUMS, file_checksum, read_document, verify
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.negatives import SAMPLERS
 from crossbatch.training import checkpoint
+from crossbatch.training.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +44,12 @@ class RunFolder:
     Raises:
         ConfigError: If it holds a run and `resume` is off.
         RunInUseError: If another process trains in it.
+
+    Attributes:
+        writes: Whether this process is the one that writes it.
     """
+
+    writes = True
 
     def __init__(self, path: Path, *, resume: bool) -> None:
         self.path = path
@@ -108,6 +114,14 @@ class RunFolder:
     def write_config(self, config: dict[str, Any]) -> None:
         """Write `config.json`."""
         checkpoint.write_json(self.path / "config.json", config)
+
+    def journal(self, length: int) -> Journal:
+        """The journal, of which `length` bytes are kept."""
+        return Journal(self.path / "journal.jsonl", length)
+
+    def newest_checkpoint(self) -> str | None:
+        """Name of the newest checkpoint, whole or not."""
+        return max((path.name for path in self.checkpoints.glob("step-*")), default=None)
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Finish: list the checksums of what has none of its own, then write `result.json`."""

@@ -7,6 +7,7 @@ saved.towers.users(history)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from crossbatch.evaluation import Popularity, evaluate, evaluate_recommender
 from crossbatch.evaluation.baselines import BASELINES
 from crossbatch.training import checkpoint
 from crossbatch.training.assemble import build_towers
+from crossbatch.training.distributed.ranking import evaluate_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from crossbatch.data import Dataset, EvalBatch
     from crossbatch.evaluation import Evaluation
     from crossbatch.models import TwoTower
+    from crossbatch.training.distributed.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +83,14 @@ def evaluate_runs(
     data: Path | None = None,
     exclude_history: bool = False,
     baselines: bool = True,
+    ranks: Ranks | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Metrics and intervals of the runs' best models and, before them, of the baselines.
 
-    Baselines see the dataset and the history length of the first run.
+    Baselines see the dataset and the history length of the first run. Where there are several
+    `ranks`, they share the ranking of the models.
     """
+    measure = evaluate if ranks is None else partial(evaluate_together, ranks)
     runs = {str(path): open_run(path, data=data) for path in paths}
     table: dict[str, dict[str, Any]] = {}
     first = next(iter(runs.values()))
@@ -99,7 +105,7 @@ def evaluate_runs(
         )
     for path, saved in runs.items():
         table[path] = _entry(
-            evaluate(
+            measure(
                 saved.towers,
                 _eval_batches(saved, split),
                 item_counts=np.array(saved.dataset.item_counts),

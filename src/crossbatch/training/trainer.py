@@ -128,11 +128,9 @@ class Trainer:
         u, positives, negatives, loss = self.forward(batch)
         self.backward(u, positives, loss)
         self.step += 1
-        lr = 0.0
-        if self.step % self.accumulate == 0:
-            lr = self.optimizer.step()
+        loss, lr = self.update(loss.detach())
         self.sampler.observe(positives)  # enqueue, dequeue
-        return StepRecord(self.step, loss.detach(), lr, u.detach(), positives, negatives)
+        return StepRecord(self.step, loss, lr, u.detach(), positives, negatives)
 
     def forward(self, batch: TrainingBatch) -> tuple[Tensor, Candidates, Candidates, Tensor]:
         """User vectors `[B, d]`, positives, negatives, and the loss of a batch."""
@@ -141,16 +139,21 @@ class Trainer:
             u, v = self.model(batch.history, ids, batch.user_ids)  # f_u(U), g_v(I): [B, d]
             positives = Candidates(v, ids, self.sampler.log_q(ids))
             negatives = self.sampler.draw(u, positives, self.model.items)  # M ∪ B for CBNS
-        loss = sampled_softmax_loss(  # Eqs. 2, 4, 9
+        return u, positives, negatives, self.loss(u, positives, negatives, batch.history)
+
+    def loss(
+        self, u: Tensor, positives: Candidates, negatives: Candidates, history: Tensor
+    ) -> Tensor:
+        """Mean loss of rows u `[B, d]`, their own positives and histories `[B, L]`."""
+        return sampled_softmax_loss(  # Eqs. 2, 4, 9
             u,
             positives,
             negatives,
             temperature=self.temperature,
             mask=self.mask,
-            exclude=self._exclude(batch, negatives),
+            exclude=self._exclude(history, negatives),
             chunk_size=self.chunk_size,
         )
-        return u, positives, negatives, loss
 
     def backward(self, u: Tensor, positives: Candidates, loss: Tensor) -> None:
         """Leave the gradients of the objective for the optimiser."""
@@ -158,6 +161,14 @@ class Trainer:
             v = positives.embeddings
             loss = loss + self.l2 * (u.square().sum() + v.square().sum()) / u.shape[0]
         torch.autograd.backward(loss / self.accumulate if self.accumulate > 1 else loss)
+
+    def update(self, loss: Tensor) -> tuple[Tensor, float]:
+        """Move the weights once enough batches are in: the batch's loss, the rate used or 0."""
+        return loss, self.optimizer.step() if self.step % self.accumulate == 0 else 0.0
+
+    def whole(self, rows: Tensor) -> Tensor:
+        """`rows` of the whole batch, where other processes have a part of it; see `RankTrainer`."""
+        return rows
 
     @property
     def temperature(self) -> Tensor | float:
@@ -216,8 +227,8 @@ class Trainer:
             return nullcontext()
         return torch.autocast(device.type, self.autocast)
 
-    def _exclude(self, batch: TrainingBatch, negatives: Candidates) -> Tensor | None:
+    def _exclude(self, history: Tensor, negatives: Candidates) -> Tensor | None:
         if not self.mask_history:
             return None
-        known = batch.history.masked_fill(batch.history == 0, -1)
+        known = history.masked_fill(history == 0, -1)
         return known_positives_mask(known, negatives.item_ids)

@@ -1,0 +1,126 @@
+"""Full-corpus evaluation by several ranks: each scores its own items, and lists are merged exactly.
+
+Items, not users, are dealt out: a rank then encodes and holds N/R item vectors, which is what makes
+a catalogue fit that no single machine could hold. What crosses the wire is k ids and scores per
+user and rank, whatever the catalogue's size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from crossbatch.evaluation.evaluator import evaluate_recommender
+from crossbatch.evaluation.popularity import Popularity
+from crossbatch.evaluation.recommenders import ITEM_CHUNK, evaluation_mode
+from crossbatch.retrieval import ExactIndex, TopK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+    from torch import Tensor
+
+    from crossbatch.evaluation import Evaluation
+    from crossbatch.evaluation.evaluator import EvalBatch
+    from crossbatch.evaluation.recommenders import Recommender, Towers, UserBatch
+    from crossbatch.training.distributed.ranks import Ranks
+
+
+class ItemShards:
+    """Exact search over item vectors that are spread over ranks; all ranks ask the same.
+
+    Args:
+        ranks: This process among the others.
+        vectors: `[n + 1, d]` vectors of this rank's items, row 0 unused; n may be 0.
+        first_id: Id of the first of them.
+        num_items: Items of all ranks.
+    """
+
+    exact: ClassVar[bool] = True
+
+    def __init__(self, ranks: Ranks, vectors: Tensor, first_id: int, num_items: int) -> None:
+        self.ranks, self.vectors = ranks, vectors
+        self.first_id, self.num_items = first_id, num_items
+
+    def search(self, interests: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
+        """As `ExactIndex.search` over the items of all ranks."""
+        own = self._search_own(interests, k, exclude)
+        scores = torch.cat(self.ranks.collect(own.scores), dim=1)  # [B, R·k]
+        item_ids = torch.cat(self.ranks.collect(own.item_ids), dim=1)
+        # Ranks hold ascending ids, so a stable order keeps the smaller of equally good ones first.
+        best, order = scores.sort(dim=1, descending=True, stable=True)
+        return TopK(best[:, :k], item_ids.gather(1, order[:, :k]))
+
+    def _search_own(self, interests: Tensor, k: int, exclude: Tensor | None) -> TopK:
+        shift, num_own = self.first_id - 1, len(self.vectors) - 1
+        if num_own == 0:
+            nothing = interests.new_full((len(interests), k), -torch.inf)
+            return TopK(nothing, torch.zeros_like(nothing, dtype=torch.int64))
+        if exclude is not None:
+            exclude = exclude.to(interests.device) - shift
+            exclude = exclude.where((exclude > 0) & (exclude <= num_own), 0)
+        found = ExactIndex(self.vectors).search(interests, k, exclude=exclude)
+        return TopK(found.scores, torch.where(found.item_ids > 0, found.item_ids + shift, 0))
+
+
+def evaluate_together(
+    ranks: Ranks,
+    model: Towers,
+    batches: Iterable[EvalBatch],
+    *,
+    item_counts: np.ndarray,
+    exclude_history: bool = False,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> Evaluation:
+    """`crossbatch.evaluation.evaluate` by several ranks; every rank has the whole result."""
+    popularity = Popularity.from_counts(item_counts)
+    with evaluation_mode(model, seed=seed):
+        return evaluate_recommender(
+            _recommender(ranks, model, popularity.num_items, device),
+            batches,
+            popularity=popularity,
+            exclude_history=exclude_history,
+        )
+
+
+def _recommender(
+    ranks: Ranks, model: Towers, num_items: int, device: torch.device | str
+) -> Recommender:
+    vectors, first_id = encode_share(ranks, model, num_items, device=device)
+    index = ItemShards(ranks, vectors, first_id, num_items)
+
+    @torch.no_grad()
+    def recommend(batch: UserBatch, k: int, exclude: Tensor | None) -> Tensor:
+        # Every rank encodes every user: little beside scoring them, and the draws of towers that
+        # are random at evaluation are those of one process.
+        interests = model.users(batch.history.to(device), batch.user_ids.to(device))
+        return index.search(interests.float(), k, exclude=exclude).item_ids.cpu()
+
+    return recommend
+
+
+@torch.no_grad()
+def encode_share(
+    ranks: Ranks, model: Towers, num_items: int, *, device: torch.device | str = "cpu"
+) -> tuple[Tensor, int]:
+    """This rank's item vectors `[n + 1, d]` after a row 0 of zeros, and the first one's id."""
+    own = ranks.share(num_items)
+    each = -(-num_items // ranks.size)
+    places = torch.arange(ranks.rank * each, (ranks.rank + 1) * each, device=device)
+    # Equally many calls on every rank, which tables that are spread over ranks need.
+    chunks = places.clamp_max(num_items - 1).split(ITEM_CHUNK)
+    vectors = [model.items(places + 1).float() for places in chunks]
+    found = torch.cat(vectors)[: own.stop - own.start]
+    return torch.cat([found.new_zeros(1, found.shape[1]), found]), own.start + 1
+
+
+def encode_together(
+    ranks: Ranks, model: Towers, num_items: int, *, device: torch.device | str = "cpu"
+) -> Tensor:
+    """All item vectors `[num_items + 1, d]`, of which every rank has encoded a share."""
+    vectors, _ = encode_share(ranks, model, num_items, device=device)
+    gathered = ranks.gather(vectors[1:], num_items)
+    return torch.cat([gathered.new_zeros(1, gathered.shape[1]), gathered])

@@ -1,0 +1,173 @@
+"""`Ranks`: the processes that train together, and the few things that they say to each other.
+
+A batch of B rows is dealt out in order: rank r of R has the c = ⌈B/R⌉ rows from r·c on, the last
+rank what is left. So the parts, one after the other, are the batch, and no rank has to know more
+than its number.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from crossbatch.errors import ConfigError
+from crossbatch.models.row_noise import rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from crossbatch.negatives import ItemEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those of the default process group.
+
+    Attributes:
+        rank: Its number, from 0.
+        size: How many there are, R.
+    """
+
+    rank: int
+    size: int
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes files and speaks to people."""
+        return self.rank == 0
+
+    def share(self, total: int) -> slice:
+        """The rows of `total` that are this rank's."""
+        each = -(-total // self.size)
+        return slice(min(self.rank * each, total), min((self.rank + 1) * each, total))
+
+    def check_batch(self, batch_size: int) -> None:
+        """Raise `ConfigError` if a batch leaves a rank without rows."""
+        if self.share(batch_size) == slice(batch_size, batch_size):
+            raise ConfigError(
+                f"train.batch_size={batch_size} leaves nothing to rank {self.rank} of {self.size}; "
+                "it is the batch of all ranks together: raise it, or start fewer ranks"
+            )
+
+    def gather(self, rows: Tensor, total: int) -> Tensor:
+        """All `total` rows `[total, …]` of which `rows` are this rank's share.
+
+        With gradient: a row's is the sum of what all ranks have for it.
+        """
+        gathered: Tensor = _Gather.apply(rows, self, total)  # type: ignore[no-untyped-call]
+        return gathered
+
+    def sharing(self, encode: ItemEncoder) -> ItemEncoder:
+        """An item tower that encodes a share of the ids asked for and gathers the others' work."""
+
+        def encode_share(item_ids: Tensor) -> Tensor:
+            total = item_ids.shape[0]
+            own = self.share(self.size * -(-total // self.size))
+            # Every rank encodes equally many: the last id stands in where the ids run out.
+            places = torch.arange(own.start, own.stop, device=item_ids.device)
+            vectors = encode(item_ids[places.clamp_max(total - 1)])
+            return self.gather(vectors, self.size * vectors.shape[0])[:total]
+
+        return encode_share
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the ranks, all in one message."""
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        with _contact():
+            dist.all_reduce(flat)
+        sizes = [tensor.numel() for tensor in tensors]
+        for tensor, total in zip(tensors, flat.split(sizes), strict=True):
+            tensor.copy_(total.view_as(tensor))
+
+    def collect(self, tensor: Tensor) -> list[Tensor]:
+        """The tensor of every rank; all must have the same shape."""
+        received = tensor.new_empty(self.size, *tensor.shape)
+        with _contact():
+            dist.all_gather(list(received.unbind()), tensor.contiguous())
+        return list(received.unbind())
+
+    def collect_objects(self, value: Any) -> list[Any]:
+        """A small plain value of every rank."""
+        values: list[Any] = [None] * self.size
+        with _contact():
+            dist.all_gather_object(values, value)
+        return values
+
+    def wait(self) -> None:
+        """Return when every rank has come here."""
+        with _contact():
+            dist.barrier()
+
+    @contextmanager
+    def own_noise(self, total: int, seed: int, device: torch.device) -> Iterator[None]:
+        """Let towers draw random numbers of this rank's own, except what all ranks must agree on.
+
+        Outside, the random generator is in the same state on every rank, so that samplers draw the
+        same items. Inside, dropout must differ between ranks, and may draw unlike amounts.
+
+        Args:
+            total: Rows of the whole batch.
+            seed: Another number for every step of every run.
+            device: Where the towers compute.
+        """
+        generator = _default_generator(device)
+        shared = torch.Generator(device).set_state(generator.get_state())
+        generator.manual_seed((seed * self.size + self.rank) % 2**63)
+        try:
+            with rows_of(self.share(total).start, total, shared):
+                yield
+        finally:
+            generator.set_state(shared.get_state())
+
+
+class LostContactError(RuntimeError):
+    """A message to the other ranks failed: one of them was killed, or hangs."""
+
+
+@contextmanager
+def _contact() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostContactError(str(error)) from error
+
+
+class _Gather(torch.autograd.Function):
+    """Concatenate the ranks' rows; on the way back, add up what the ranks have for each row."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ranks: Ranks, total: int) -> Tensor:
+        ctx.ranks, ctx.own = ranks, rows.shape[0]
+        each = -(-total // ranks.size)
+        parts = ranks.collect(_padded(rows.detach(), each))
+        return torch.cat(parts)[:total]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        ranks: Ranks = ctx.ranks
+        each = -(-grad.shape[0] // ranks.size)
+        pieces = list(_padded(grad, each * ranks.size).split(each))
+        own = torch.empty_like(pieces[0])
+        with _contact():
+            dist.reduce_scatter(own, pieces)
+        return own[: ctx.own], None, None
+
+
+def _padded(rows: Tensor, length: int) -> Tensor:
+    """`rows` followed by zeros up to `length`."""
+    if rows.shape[0] == length:
+        return rows.contiguous()
+    padded = rows.new_zeros(length, *rows.shape[1:])
+    padded[: rows.shape[0]] = rows
+    return padded
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    if device.type == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device()]
+    return torch.default_generator

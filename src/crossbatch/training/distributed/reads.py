@@ -1,0 +1,90 @@
+"""What the ranks read from embedding tables, brought together: ids and gradients, never tables.
+
+A `Read` is small where a table is big: the ids of a batch and one gradient per sum of rows. So the
+ranks exchange reads, and each applies all of them to its own copy of the table.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+
+from crossbatch.models.embedding import Read
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from crossbatch.training.distributed.ranks import Ranks
+    from crossbatch.training.row_adam import RowAdam
+
+
+def share_reads(ranks: Ranks, tables: list[RowAdam]) -> None:
+    """Give every table the reads of all ranks, in the ranks' order, in place of its own."""
+    own = [[read for read in table.reads if read.rows.grad is not None] for table in tables]
+    flat = [read for reads in own for read in reads]
+    if not flat:
+        return
+    joined = iter(_joined(ranks, flat))
+    for table, reads in zip(tables, own, strict=True):
+        table.replace_reads([next(joined) for _ in reads])
+
+
+def _joined(ranks: Ranks, reads: list[Read]) -> list[Read]:
+    """Each read followed by the other ranks' reads of the same call."""
+    numbers = [tensor for read in reads for tensor in _numbers(read)]
+    gradients = [_gradient(read) for read in reads]
+    sizes = torch.tensor(
+        [tensor.numel() for tensor in (*numbers, *gradients)], device=gradients[0].device
+    )
+    everyones = [each.tolist() for each in ranks.collect(sizes)]
+    split = len(numbers)
+    all_numbers = _exchanged(ranks, numbers, [each[:split] for each in everyones])
+    all_gradients = _exchanged(ranks, gradients, [each[split:] for each in everyones])
+    joined, place = [], 0
+    for i, read in enumerate(reads):
+        ids = torch.cat([mine[place] for mine in all_numbers])
+        rows = [mine[i].view(-1, read.rows.shape[1]) for mine in all_gradients]
+        bags: Tensor | int = (
+            read.bags
+            if isinstance(read.bags, int)
+            else _bags([mine[place + 1] for mine in all_numbers], [len(part) for part in rows])
+        )
+        place += len(_numbers(read))
+        joined.append(Read(ids, bags, _leaf(torch.cat(rows))))
+    return joined
+
+
+def _exchanged(ranks: Ranks, parts: list[Tensor], sizes: list[list[int]]) -> list[list[Tensor]]:
+    """The flat `parts` of every rank, whose lengths are `sizes`, in one message."""
+    longest = max(sum(each) for each in sizes)
+    buffer = parts[0].new_zeros(longest)
+    torch.cat([part.reshape(-1) for part in parts], out=buffer[: sum(sizes[ranks.rank])])
+    received = ranks.collect(buffer)
+    return [
+        list(each[: sum(lengths)].split(lengths))
+        for each, lengths in zip(received, sizes, strict=True)
+    ]
+
+
+def _bags(bags: list[Tensor], sums: list[int]) -> Tensor:
+    """Numbers of the sums that rows went into, counted on through the ranks."""
+    starts = accumulate(sums, initial=0)
+    return torch.cat([each + start for each, start in zip(bags, starts, strict=False)])
+
+
+def _leaf(gradient: Tensor) -> Tensor:
+    """Something that has this gradient; its values are nobody's business any more."""
+    leaf = torch.empty_like(gradient).requires_grad_()
+    leaf.grad = gradient
+    return leaf
+
+
+def _numbers(read: Read) -> list[Tensor]:
+    return [read.ids] if isinstance(read.bags, int) else [read.ids, read.bags]
+
+
+def _gradient(read: Read) -> Tensor:
+    assert read.rows.grad is not None
+    return read.rows.grad

@@ -1,0 +1,120 @@
+"""`RankTrainer`: the step of one of R ranks, which together take the step of one process.
+
+Every rank is given the whole batch and encodes its share of it. Item vectors are gathered with
+gradient, so that every row meets the columns of all ranks (spatial) and of the bank (temporal);
+a rank computes the losses of its own rows. Ids and log q need no message: they are in the batch.
+All ranks enqueue the same gathered vectors, so their banks are one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from crossbatch.negatives import Candidates
+from crossbatch.training.distributed.ranks import Ranks
+from crossbatch.training.distributed.reads import share_reads
+from crossbatch.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from crossbatch.training.trainer import TrainingBatch
+
+NOISE_STRIDE = 1 << 32  # more than any run has steps
+
+
+@dataclass(slots=True)
+class RankTrainer(Trainer):
+    """A trainer whose gradients, losses and banks are those of the whole batch.
+
+    Attributes:
+        ranks: This process among the others.
+        seed: Of the random numbers that each rank draws for itself.
+    """
+
+    ranks: Ranks = field(default_factory=lambda: Ranks(0, 1))
+    seed: int = 0
+    _stop_wanted: Callable[[], bool] = lambda: False
+    _stop_agreed: bool = False
+
+    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Candidates, Candidates, Tensor]:
+        """This rank's user vectors `[b, d]` and loss; positives and negatives of the whole batch.
+
+        The loss is the sum over this rank's rows divided by the rows of all ranks.
+        """
+        total, ids, mine = batch.item_ids.shape[0], batch.item_ids, self._share(batch)
+        own = self.ranks.share(total)
+        seed = self.seed * NOISE_STRIDE + self.step
+        with self._precision(ids.device):
+            with self.ranks.own_noise(total, seed, ids.device):
+                u, v = self.model(mine.history, mine.item_ids, mine.user_ids)  # [b, d]
+            log_q = self.sampler.log_q(ids)
+            # Added up over the ranks on the way back: not in 16 bits.
+            v = v.to(torch.promote_types(v.dtype, torch.float32))
+            gathered = self.ranks.gather(v, total)
+            positives = Candidates(gathered, ids, log_q, first_row=own.start)
+            encode = self.ranks.sharing(self.model.items)
+            negatives = self.sampler.draw(u, positives, encode)
+        loss = self.loss(u, Candidates(v, ids[own], log_q[own]), negatives, mine.history)
+        return u, positives, negatives, loss * (u.shape[0] / total)
+
+    def backward(self, u: Tensor, positives: Candidates, loss: Tensor) -> None:
+        """Leave this rank's part of the gradients for `update`."""
+        total = len(positives)
+        if self.l2:
+            v = positives.embeddings[self.ranks.share(total)]
+            loss = loss + self.l2 * (u.square().sum() + v.square().sum()) / total
+        torch.autograd.backward(loss / self.accumulate if self.accumulate > 1 else loss)
+
+    def update(self, loss: Tensor) -> tuple[Tensor, float]:
+        """Add up losses, wishes to stop and gradients of all ranks, then move the weights."""
+        loss, stop = loss.clone(), torch.full_like(loss, self._stop_wanted())
+        if self.step % self.accumulate:
+            self.ranks.sum_([loss, stop])
+            return loss, 0.0
+        share_gradients(self.ranks, self.optimizer.parameters(), [loss, stop])
+        share_reads(self.ranks, list(self.optimizer.tables.values()))
+        self._stop_agreed = bool(stop)
+        return loss, self.optimizer.step()
+
+    def agree_to_stop(self, wanted: Callable[[], bool]) -> Callable[[], bool]:
+        """Whether any rank was asked to stop by the end of its last step, as `wanted` says here."""
+        self._stop_wanted = wanted
+        return lambda: self._stop_agreed
+
+    def whole(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks, of which `rows` are this one's."""
+        sizes = [int(size) for size in self.ranks.collect(torch.tensor(len(rows)))]
+        return self.ranks.gather(rows, sum(sizes))
+
+    def _share(self, batch: TrainingBatch) -> _Rows:
+        own = self.ranks.share(batch.item_ids.shape[0])
+        return _Rows(batch.history[own], batch.item_ids[own], batch.user_ids[own])
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a batch that are one rank's."""
+
+    history: Tensor
+    item_ids: Tensor
+    user_ids: Tensor
+
+
+def share_gradients(
+    ranks: Ranks, parameters: Sequence[torch.nn.Parameter], extra: Sequence[Tensor]
+) -> None:
+    """Add up the gradients of all ranks, and the `extra` numbers, in one message.
+
+    A parameter that no rank has a gradient for keeps none: an optimiser leaves it alone.
+    """
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    present = torch.tensor([float(p.grad is not None) for p in parameters], device=extra[0].device)
+    ranks.sum_([*extra, present, *gradients])
+    for parameter, gradient, has_one in zip(parameters, gradients, present.tolist(), strict=True):
+        parameter.grad = gradient if has_one else None

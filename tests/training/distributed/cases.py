@@ -1,0 +1,125 @@
+"""What one process and several must agree on; run by `worker.py` and by the tests themselves."""
+
+from typing import Any
+
+import torch
+
+from crossbatch.config import Recipe
+from crossbatch.data import Dataset
+from crossbatch.retrieval import ExactIndex, TopK
+from crossbatch.training.assemble import build_trainer, resolve
+from crossbatch.training.distributed.ranking import ItemShards
+from crossbatch.training.distributed.ranks import Ranks
+from crossbatch.training.distributed.reads import share_reads
+from crossbatch.training.distributed.trainer import share_gradients
+from crossbatch.training.outcome import evaluate_split
+
+BANK = {"name": "cross_batch", "capacity": 70, "warmup_steps": 1}
+BALANCED = BANK | {"item_gradient": "balanced"}
+
+# Recipes whose draws do not depend on the number of processes. 31 rows divide by neither 2 nor 3.
+CASES: dict[str, dict[str, Any]] = {
+    "uniform": {"sampler": {"name": "uniform", "num_negatives": 50}},
+    "in_batch": {"sampler": {"name": "in_batch"}},
+    "mixed": {"sampler": {"name": "mixed", "num_uniform": 41}},
+    "cross_batch": {"sampler": BANK},
+    "balanced": {"sampler": BALANCED, "train": {"batch_size": 31}},
+    "everything": {
+        "model": {
+            "history": "item_tower",
+            "normalize": True,
+            "history_dropout": 0.3,
+            "item": {"hidden": [16]},
+        },
+        "sampler": BALANCED,
+        "loss": {
+            "temperature": 0.2,
+            "learn_temperature": True,
+            "mask": "none",
+            "mask_history": True,
+            "l2": 0.01,
+            "chunk_size": 17,
+        },
+        "train": {"batch_size": 31, "adam": "lazy", "accumulate": 2, "weight_decay": 0.01},
+    },
+    "gru4rec": {"model": {"name": "gru4rec"}, "sampler": BALANCED, "train": {"batch_size": 31}},
+    "mind": {
+        "model": {"name": "mind", "tower": {"routing": "fixed"}},
+        "sampler": BANK,
+        "loss": {"mask": "none"},
+    },
+}
+EVALUATED = ("balanced", "everything")
+STEPS = 8
+CATALOGUES = (2, 5, 50, 1000)
+
+
+def recipe_of(case: str) -> Recipe:
+    document = Recipe().to_dict()
+    document["model"]["dim"] = 8
+    document["train"] |= {"batch_size": 32, "lr": 0.003, "eval_every": 10, "device": "cpu"}
+    for section, content in CASES[case].items():
+        document[section] = content if section == "sampler" else document[section] | content
+    return Recipe.from_dict(document)
+
+
+def outcome(dataset: Dataset, case: str, ranks: Ranks | None) -> dict[str, Any]:
+    """Gradients of the first batch, then losses, weights and bank after a few steps."""
+    recipe = resolve(recipe_of(case), dataset)
+    trainer = build_trainer(recipe, dataset, ranks=ranks)
+    # The gradient of an item tower's last bias is rounding alone: the columns' gradients of a row
+    # add up to zero. An ε of 1e-8 would make steps of full size of it.
+    for part in (*trainer.optimizer.dense, *trainer.optimizer.tables.values()):
+        part.eps = 1e-2
+    found: dict[str, Any] = {"gradients": gradients(trainer, dataset, recipe, ranks)}
+    batches = dataset.batches(recipe.train.batch_size, seed=0)
+    records = [trainer.train_step(next(batches)) for _ in range(STEPS)]
+    trainer.optimizer.flush()
+    last = records[-1]
+    found["losses"] = torch.stack([record.loss for record in records])
+    found["weights"] = dict(trainer.model.state_dict()) | {"t": trainer.log_temperature.detach()}
+    found["sampler"] = dict(trainer.sampler.state_dict())
+    found["optimizer"] = trainer.optimizer.state()
+    found["users"] = trainer.whole(last.users)
+    found["columns"] = last.negatives.item_ids
+    found["random"] = torch.rand(3)  # the state of the generator
+    if case in EVALUATED:
+        evaluation = evaluate_split(trainer.model, dataset, recipe, "valid", ranks=ranks)
+        found["metrics"] = evaluation.means()
+    return found
+
+
+def searched(ranks: Ranks | None, num_items: int) -> TopK:
+    """Lists over vectors of small integers: many scores are equal, and all are exact."""
+    generator = torch.Generator().manual_seed(5)
+    vectors = torch.randint(-2, 3, (num_items + 1, 4), generator=generator).float()
+    interests = torch.randint(-2, 3, (6, 2, 4), generator=generator).float()
+    exclude = torch.randint(0, num_items + 1, (6, 3), generator=generator)
+    if ranks is None:
+        return ExactIndex(vectors).search(interests, 7, exclude=exclude)
+    own = ranks.share(num_items)
+    shard = torch.cat([vectors[:1], vectors[1:][own]])
+    index = ItemShards(ranks, shard, own.start + 1, num_items)
+    return index.search(interests, 7, exclude=exclude)
+
+
+def gradients(trainer, dataset, recipe, ranks) -> dict[str, torch.Tensor]:
+    """What an optimiser would be given for the first batch; nothing is learned from it."""
+    state = torch.get_rng_state()
+    u, positives, _, loss = trainer.forward(next(dataset.batches(recipe.train.batch_size, seed=1)))
+    trainer.backward(u, positives, loss)
+    optimizer = trainer.optimizer
+    if ranks is not None:
+        share_gradients(ranks, optimizer.parameters(), [loss.detach()])
+        share_reads(ranks, list(optimizer.tables.values()))
+    found = {
+        f"dense.{i}": parameter.grad.clone()
+        for i, parameter in enumerate(optimizer.parameters())
+        if parameter.grad is not None
+    }
+    for name, table in optimizer.tables.items():
+        reads = [(read, read.rows.grad) for read in table.reads if read.rows.grad is not None]
+        found[f"rows.{name}"], found[f"sums.{name}"] = table._total(reads)
+    optimizer.forget()
+    torch.set_rng_state(state)
+    return found

@@ -1,0 +1,61 @@
+"""Start ranks as torchrun would, without the seconds that its agent takes."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = str(Path(__file__).parents[3] / "src")
+
+
+def environment(rank: int, size: int, port: int) -> dict[str, str]:
+    return os.environ | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": SOURCE,
+    }
+
+
+def launch(
+    size: int, command: list[str], each: dict[int, list[str]] | None = None
+) -> list[subprocess.Popen[str]]:
+    """`python COMMAND…` on every rank, with further arguments for single ranks."""
+    port = free_port()
+    return [
+        subprocess.Popen(
+            [sys.executable, *command, *(each or {}).get(rank, [])],
+            env=environment(rank, size, port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def finish(processes: list[subprocess.Popen[str]], timeout: float = 600) -> list[tuple[int, str]]:
+    """Exit code and error output of every rank."""
+    try:
+        outputs = [process.communicate(timeout=timeout)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, text) for process, text in zip(processes, outputs, strict=True)]
+
+
+def run(size: int, command: list[str]) -> None:
+    """Run to the end; every rank must succeed."""
+    results = finish(launch(size, command))
+    assert all(code == 0 for code, _ in results), "\n".join(text for _, text in results)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,144 @@
+"""Whole runs on several ranks: results, resume, restarts, and what may go wrong."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from crossbatch.training import fit
+
+from ..conftest import RECIPE as WITH_FEATURES
+from ..conftest import recipe_file
+from .launching import environment, finish, free_port, launch
+
+TIMES = ("seconds_per_1000_steps", "cpu_seconds_per_1000_steps", "convergence_minutes")
+# Without the layer that features need: its bias has a gradient of rounding alone, of which Adam
+# makes steps of full size.
+RECIPE = replace(WITH_FEATURES, model=replace(WITH_FEATURES.model, item_features=()))
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1")
+LONG = replace(RECIPE, train=replace(RECIPE.train, max_steps=400, eval_every=100, patience=99))
+
+
+def train(dataset, recipe, out, *options):
+    """The command line of a training."""
+    file = recipe_file(out.with_suffix(".toml"), recipe)
+    paths = [str(file), "--data", str(dataset.path), "--out", str(out)]
+    return ["-m", "crossbatch", "train", *paths, "--quiet", "--timeout", "300", *options]
+
+
+def losses(run):
+    whole = (run / "journal.jsonl").read_text().rpartition("\n")[0]  # the last may be half written
+    lines = [json.loads(line) for line in whole.splitlines()]
+    return {line["step"]: line["loss"] for line in lines if line["event"] == "train"}
+
+
+def result(run):
+    found = json.loads((run / "result.json").read_text())
+    return {key: value for key, value in found.items() if key not in TIMES}
+
+
+def wait_for(run, step, processes):
+    """Return when the run's journal has come to a step."""
+    path = run / "journal.jsonl"
+    while not path.exists() or max(losses(run), default=0) < step:
+        assert all(process.poll() is None for process in processes), finish(processes)
+        time.sleep(0.02)
+
+
+def test_two_ranks_make_the_run_of_one(dataset, tmp_path):
+    alone = fit(dataset, RECIPE, tmp_path / "alone")
+    both = tmp_path / "both"
+    assert [code for code, _ in finish(launch(2, train(dataset, RECIPE, both)))] == [0, 0]
+    assert losses(both) == pytest.approx(losses(tmp_path / "alone"), rel=1e-4)
+    assert {path.name for path in both.iterdir()} == {
+        path.name for path in (tmp_path / "alone").iterdir()
+    }
+    found = result(both)
+    assert found["num_users"] == alone["num_users"]
+    for metric, value in alone["test"].items():
+        assert found["test"][metric] == pytest.approx(value, abs=0.01, nan_ok=True), metric
+
+
+def test_ranks_with_unlike_recipes_say_so_once(dataset, tmp_path):
+    command = train(dataset, RECIPE, tmp_path / "run")
+    (first, said_first), (second, said_second) = finish(
+        launch(2, command, each={1: ["--set", "train.lr=0.5"]})
+    )
+    assert (first, second) == (2, 2)
+    assert "train.lr is 0.5 on rank 1, but 0.01 on rank 0" in said_second
+    assert "crossbatch:" not in said_first
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_more_ranks_than_rows_is_a_mistake(dataset, tmp_path):
+    command = train(dataset, RECIPE, tmp_path / "run", "--set", "train.batch_size=1")
+    outcomes = finish(launch(2, command))
+    assert [code for code, _ in outcomes] == [2, 2]
+    assert sum("leaves nothing to rank 1 of 2" in text for _, text in outcomes) == 1
+    assert "Traceback" not in "".join(text for _, text in outcomes)
+
+
+def test_a_hung_rank_is_named(dataset, tmp_path):
+    endless = replace(LONG, train=replace(LONG.train, max_steps=10**6))
+    processes = launch(2, train(dataset, endless, tmp_path / "run", "--timeout", "8"))
+    wait_for(tmp_path / "run", 5, processes)
+    processes[1].send_signal(signal.SIGSTOP)
+    code = processes[0].wait(timeout=300)
+    processes[1].kill()
+    assert code == 1
+    said = finish(processes)[0][1]
+    assert "lost contact with rank 1 of 2: killed, or without a sign for 8 s" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_exactly_and_on_another_number_of_ranks(dataset, tmp_path):
+    whole, stopped, more = (tmp_path / name for name in ("whole", "stopped", "more"))
+    assert [code for code, _ in finish(launch(2, train(dataset, LONG, whole)))] == [0, 0]
+    processes = launch(2, train(dataset, LONG, stopped))
+    wait_for(stopped, 150, processes)
+    processes[1].send_signal(signal.SIGTERM)  # one is asked, both stop at the same step
+    outcomes = finish(processes)
+    assert [code for code, _ in outcomes] == [130, 130]
+    assert sum("saved; go on" in text for _, text in outcomes) == 1
+    shutil.copytree(stopped, more)
+    before = max(losses(stopped))
+    command = train(dataset, LONG, stopped, "--resume")
+    assert [code for code, _ in finish(launch(2, command))] == [0, 0]
+    assert result(stopped) == result(whole)
+    expected = losses(whole)
+    expected.pop(before + 5)  # a mean over the steps of one sitting
+    assert {step: loss for step, loss in losses(stopped).items() if step in expected} == expected
+    command = train(dataset, LONG, more, "--resume")
+    assert [code for code, _ in finish(launch(3, command))] == [0, 0, 0]
+    soon = [step for step in losses(whole) if before + 5 < step <= before + 50]
+    assert soon
+    for step in soon:
+        assert losses(more)[step] == pytest.approx(losses(whole)[step], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_again_after_a_kill(dataset, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert [code for code, _ in finish(launch(2, train(dataset, LONG, whole)))] == [0, 0]
+    port = free_port()
+    torchrun = subprocess.Popen(
+        [sys.executable, *TORCHRUN, "--master-port", str(port), *train(dataset, LONG, killed)],
+        env={k: v for k, v in environment(0, 1, port).items() if "RANK" not in k},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(killed, 150, [torchrun])
+    children = subprocess.run(
+        ["pgrep", "-P", str(torchrun.pid)], capture_output=True, text=True, check=True
+    )
+    subprocess.run(["kill", "-9", children.stdout.split()[-1]], check=True)
+    ((code, said),) = finish([torchrun])
+    assert code == 0, said
+    assert result(killed) == result(whole)
+    assert losses(killed) == losses(whole)
