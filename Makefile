@@ -103,6 +103,18 @@ $(VENV)-spark/.ready: pyproject.toml constraints.txt
 	$(VENV)-spark/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) --no-build-isolation -e '.[spark]'
 	@touch $@
 
+# TorchRec wants its own build of fbgemm and pins, so it lives in an environment of its own.
+.PHONY: test-torchrec
+test-torchrec: $(VENV)-torchrec/.ready  ## tables that are spread over ranks
+	$(VENV)-torchrec/bin/python -m pytest -q tests/training/distributed/test_sharded_table.py
+
+$(VENV)-torchrec/.ready: pyproject.toml constraints.txt requirements/torchrec-cpu.txt
+	$(PYTHON) -m venv $(VENV)-torchrec
+	$(VENV)-torchrec/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) torch pytest hypothesis hatchling editables
+	$(VENV)-torchrec/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) --no-build-isolation -e '.[fast]'
+	$(VENV)-torchrec/bin/pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r requirements/torchrec-cpu.txt
+	@touch $@
+
 bench: $(VENV)/.dev  ## ratios behind the performance claims; BENCH_ARGS=--quick for a smoke run
 	for name in steps growth memory validation loss retrieval ann serving data_batches data_prepare; do \
 	  $(BIN)/python benchmarks/$$name.py $(BENCH_ARGS) || exit 1; \
@@ -122,4 +134,4 @@ audit: $(VENV)/.dev  ## licences, bill of materials, known vulnerabilities; fail
 	$(BIN)/python tools/audit.py --sbom build/sbom.cdx.json
 
 clean:
-	rm -rf $(VENV) $(VENV)-spark $(VENV)-torch $(VENV)-dist $(VENV)-oldest $(VENV)-bench-* demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-spark $(VENV)-torch $(VENV)-torchrec $(VENV)-dist $(VENV)-oldest $(VENV)-bench-* demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -93,6 +93,9 @@ class TrainConfig:
         schedule: `"constant"`, `"cosine"` or `"exponential"` over `max_steps`.
         adam: `"dense"` moves every row at every step, as `torch.optim.Adam` does; `"lazy"` moves
             only the rows of the batch. Both cost the rows of the batch.
+        tables: How embedding tables learn: `"adam"`; `"adagrad"`, row-wise, a number of state per
+            row; or `"sharded"`, the same with the id table spread over the ranks by TorchRec.
+        table_lr: Learning rate of row-wise Adagrad.
         weight_decay: Decoupled decay of what the batch touched.
         accumulate: Batches per optimiser step.
         precision: `"float32"`, or `"bfloat16"` for autocast.
@@ -115,6 +118,8 @@ class TrainConfig:
     lr: float = 0.001
     schedule: str = "constant"
     adam: str = "dense"
+    tables: str = "adam"
+    table_lr: float = 0.05
     weight_decay: float = 0.0
     accumulate: int = 1
     precision: str = "float32"
@@ -133,7 +138,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("batch_size", "history_length", "accumulate", "max_steps", "eval_every"):
             _positive(f"train.{name}", getattr(self, name))
-        for name in ("log_every", "keep_checkpoints", "lr"):
+        for name in ("log_every", "keep_checkpoints", "lr", "table_lr"):
             _positive(f"train.{name}", getattr(self, name))
         for name in ("weight_decay", "eval_users", "patience", "threads", "seed"):
             _not_negative(f"train.{name}", getattr(self, name))
@@ -144,6 +149,12 @@ class TrainConfig:
             )
         _one_of("train.schedule", self.schedule, ("constant", "cosine", "exponential"))
         _one_of("train.adam", self.adam, ("dense", "lazy"))
+        _one_of("train.tables", self.tables, ("adam", "adagrad", "sharded"))
+        if self.tables == "sharded" and self.accumulate > 1:
+            raise ConfigError(
+                'train.tables="sharded" learns in the backward pass and needs train.accumulate=1, '
+                f"got {self.accumulate}"
+            )
         _one_of("train.precision", self.precision, ("float32", "bfloat16"))
         _one_of("train.device", self.device, ("auto", "cpu", "cuda"))
 

@@ -4,6 +4,7 @@ table = EmbeddingTable(num_items + 1, 64, padding_row=0)
 vectors = table(item_ids)
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -47,7 +48,31 @@ class RowKeeper(Protocol):
         """Remember a read whose gradient will come."""
 
 
-class EmbeddingTable(nn.Module):
+class RowTable(nn.Module, ABC):
+    """Trainable rows as towers read them, wherever they are kept.
+
+    Attributes:
+        dim: Width d of a row.
+        padding_row: A row of zeros that never receives a gradient, or None.
+    """
+
+    dim: int
+    padding_row: int | None
+
+    @abstractmethod
+    def forward(self, ids: Tensor) -> Tensor:
+        """Rows `[*, d]` of the ids `[*]`."""
+
+    @abstractmethod
+    def sum(self, ids: Tensor) -> Tensor:
+        """Sums `[B, d]` over the rows of each line of ids `[B, L]`."""
+
+    @abstractmethod
+    def mean(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        """Mean row `[N, d]` of each of N bags; bag n is `ids[offsets[n]:offsets[n + 1]]`."""
+
+
+class EmbeddingTable(RowTable):
     """`num_rows` trainable vectors, Glorot-uniform on the table's own shape.
 
     At 367,983 rows of 64 the limit is 0.004; the `N(0, 1)` of `nn.Embedding` is some 430 times
@@ -75,7 +100,7 @@ class EmbeddingTable(nn.Module):
         super().__init__()
         check_at_least_one(num_rows=num_rows, dim=dim)
         self.weight = nn.Parameter(torch.empty(num_rows, dim))
-        self.sparse = sparse
+        self.dim, self.sparse = dim, sparse
         self.padding_row = padding_row
         self.keeper = None
         nn.init.xavier_uniform_(self.weight)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .checks import check_at_least_one
 from .dense import mlp
-from .embedding import EmbeddingTable, set_sparse, side_by_side
+from .embedding import EmbeddingTable, RowTable, set_sparse, side_by_side
 from .features import CategoricalEncoder, FeatureEncoder, FeatureTable
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -28,6 +28,7 @@ class ItemTower(nn.Module):
     Args:
         num_items: Items are 1..num_items; row 0 is padding and never trained.
         dim: Width d of the vectors.
+        table: The id table; an `EmbeddingTable` of the tower's own unless given.
         features: Content by name, `num_items + 1` rows each.
         id: Whether items have an embedding of their own. Without one the tower is made of content
             alone and gives vectors to items it has never seen.
@@ -44,6 +45,7 @@ class ItemTower(nn.Module):
         self,
         num_items: int,
         dim: int,
+        table: RowTable | None = None,
         *,
         features: Mapping[str, FeatureTable] = NO_FEATURES,
         id: bool = True,  # noqa: A002 (the recipe's own word)
@@ -57,7 +59,9 @@ class ItemTower(nn.Module):
         check_at_least_one(num_items=num_items, dim=dim, id_dim=id_dim)
         _check_features(num_items, features, id)
         self.num_items, self.dim = num_items, dim
-        self.table = EmbeddingTable(num_items + 1, id_dim, padding_row=0) if id else None
+        if table is None and id:
+            table = EmbeddingTable(num_items + 1, id_dim, padding_row=0)
+        self.table = table
         self.content = FeatureEncoder(features, feature_dims) if features else None
         width = (id_dim if id else 0) + (self.content.dim if self.content else 0)
         bare = self.content is None and not hidden and id_dim == dim
@@ -76,7 +80,7 @@ class ItemTower(nn.Module):
 
     def _joined(self, item_ids: Tensor) -> Tensor:
         """What the layers see, `[N, width]`."""
-        if self.table is not None and self._categories:
+        if isinstance(self.table, EmbeddingTable) and self._categories:
             found = [encoder.lookup(item_ids) for encoder in self._categories]
             return side_by_side([(self.table, item_ids), *found])
         parts = [part(item_ids) for part in (self.table, self.content) if part is not None]

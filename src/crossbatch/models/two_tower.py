@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .checks import check_choice, check_share
 from .dense import mlp
-from .embedding import EmbeddingTable, set_sparse
+from .embedding import RowTable, set_sparse
 from .features import FeatureEncoder, FeatureTable
 from .history import drop_positions
 from .item_tower import NO_FEATURES, NOTHING
@@ -92,7 +92,7 @@ class TwoTower(nn.Module):
         mask = history != 0
         table = getattr(self.item_tower, "table", None)
         of_mean = getattr(self.user_tower, "of_mean", None)
-        if of_mean and self.history == "id" and isinstance(table, EmbeddingTable):
+        if of_mean and self.history == "id" and isinstance(table, RowTable):
             # No [B, L, d] tensor for a tower that looks at the mean alone.
             size = mask.sum(dim=1, keepdim=True).clamp_min(1)  # an empty history: zeros
             return self._finished(of_mean(table.sum(history) / size), user_ids)
@@ -118,7 +118,7 @@ class TwoTower(nn.Module):
             table = self.item_tower.table
             vectors: Tensor = table(history)  # type: ignore[operator]
             # Masking costs more than the lookup; our own tables are zero at padding as they are.
-            clean = isinstance(table, EmbeddingTable) and table.padding_row == 0
+            clean = isinstance(table, RowTable) and table.padding_row == 0
             return vectors if clean else torch.where(mask.unsqueeze(-1), vectors, 0.0)
         if torch.compiler.is_exporting():  # a graph cannot depend on how many items are distinct
             encoded = self.items(history.flatten()).view(*history.shape, -1)
@@ -165,10 +165,10 @@ def _check(history: str, item_tower: nn.Module, history_dropout: float) -> None:
         )
     table = getattr(item_tower, "table", None)
     dim = getattr(item_tower, "dim", None)
-    if history == "id" and isinstance(table, EmbeddingTable) and table.weight.shape[1] != dim:
+    if history == "id" and isinstance(table, RowTable) and table.dim != dim:
         raise ValueError(
             f'history="id" needs an id embedding of the towers\' width {dim}, '
-            f'got id_dim={table.weight.shape[1]}; pass history="item_tower"'
+            f'got id_dim={table.dim}; pass history="item_tower"'
         )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from crossbatch.data.features import read_encoders
 from crossbatch.errors import ConfigError
 from crossbatch.evaluation import encode_items
+from crossbatch.models import EmbeddingTable
 from crossbatch.retrieval import ExactIndex
 from crossbatch.serving.profiles import Profiles, feature_table
 from crossbatch.serving.recommender import Recommender
@@ -25,7 +26,7 @@ def run_recommender(saved: SavedRun) -> Recommender:
     history_vectors = vectors
     if saved.towers.history == "id":
         item_tower: ItemTower = saved.towers.item_tower  # type: ignore[assignment]
-        assert item_tower.table is not None
+        assert isinstance(item_tower.table, EmbeddingTable)
         history_vectors = item_tower.table.weight.detach()
     encoders = read_encoders(saved.dataset.path / "features/users")
     return Recommender(

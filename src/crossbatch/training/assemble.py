@@ -14,6 +14,7 @@ from crossbatch.config import Recipe, build, check_options, filled
 from crossbatch.errors import ConfigError
 from crossbatch.models import MODELS, FeatureTable, ItemTower, TwoTower
 from crossbatch.negatives import SAMPLERS, Corpus, NegativeSampler, no_correction
+from crossbatch.training.distributed.sharded_table import ShardedTable
 from crossbatch.training.distributed.trainer import RankTrainer
 from crossbatch.training.optimizer import Adam
 from crossbatch.training.trainer import Trainer
@@ -53,14 +54,18 @@ def _auto_options(sampler: dict[str, Any]) -> dict[str, Any]:
     return AUTO | sampler
 
 
-def build_towers(recipe: Recipe, dataset: Dataset) -> TwoTower:
-    """The two towers that `[model]` describes, over the dataset's features."""
+def build_towers(recipe: Recipe, dataset: Dataset, ranks: Ranks | None = None) -> TwoTower:
+    """The two towers that `[model]` describes, over the dataset's features.
+
+    Their id table is spread over the `ranks` where `train.tables` asks for it.
+    """
     config = recipe.model
     check_options(ItemTower, "model.item", config.item)
     try:
         item_tower = ItemTower(
             dataset.num_items,
             config.dim,
+            _sharded_table(recipe, dataset.num_items) if ranks is not None else None,
             features=_chosen("model.item_features", config.item_features, dataset.item_features),
             **config.item,
         )
@@ -112,7 +117,7 @@ def build_trainer(
         ranks.check_batch(train.batch_size)
     device = pick_device(train.device)
     torch.manual_seed(train.seed)
-    towers: Any = (build_towers(recipe, dataset) if model is None else model).to(device)
+    towers: Any = (build_towers(recipe, dataset, ranks) if model is None else model).to(device)
     sampler = build_sampler(recipe, dataset).to(device)
     log_temperature = torch.tensor(math.log(recipe.loss.temperature), device=device)
     if recipe.loss.learn_temperature:
@@ -125,6 +130,8 @@ def build_trainer(
         semantics=train.adam,
         weight_decay=train.weight_decay,
         extra=[log_temperature] if isinstance(log_temperature, torch.nn.Parameter) else [],
+        tables="adam" if train.tables == "adam" else "adagrad",
+        table_lr=train.table_lr,
     )
     kind = Trainer if ranks is None else partial(RankTrainer, ranks=ranks, seed=train.seed)
     return kind(
@@ -139,6 +146,15 @@ def build_trainer(
         autocast=torch.bfloat16 if train.precision == "bfloat16" else None,
         chunk_size=recipe.loss.chunk_size or None,
     )
+
+
+def _sharded_table(recipe: Recipe, num_items: int) -> ShardedTable | None:
+    if recipe.train.tables != "sharded":
+        return None
+    if not recipe.model.item.get("id", True):
+        raise ValueError('train.tables="sharded" needs an id table; id=false has none')
+    dim = recipe.model.item.get("id_dim") or recipe.model.dim
+    return ShardedTable(num_items + 1, dim, lr=recipe.train.table_lr, seed=recipe.train.seed)
 
 
 def pick_device(name: str) -> torch.device:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from crossbatch.data.renaming import put_in_place, sync_entry
 from crossbatch.documents import SEAL, read_document, seal_is_broken, sealed
 from crossbatch.errors import DataError
+from crossbatch.training.distributed.table_files import file_sizes, save_tables, whole_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,23 +26,40 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from crossbatch.training.distributed.sharded_table import ShardedTable
+
+NO_TABLES: dict[str, ShardedTable] = {}
 FORMAT = 2
 UNSEALED_FORMAT = 1  # of earlier releases: only the tensors had a checksum
 TENSORS, DOCUMENT = "tensors.safetensors", "checkpoint.json"
 PIECE = 1 << 20
 
 
-def save(path: Path, tensors: dict[str, Tensor], document: dict[str, Any]) -> None:
-    """Write a checkpoint folder under a temporary name, then rename it into place."""
+def save(
+    path: Path,
+    tensors: dict[str, Tensor],
+    document: dict[str, Any],
+    tables: dict[str, ShardedTable] = NO_TABLES,
+) -> None:
+    """Write a checkpoint folder under a temporary name, then rename it into place.
+
+    Args:
+        path: The folder.
+        tensors: Its tensors.
+        document: Anything else, as JSON.
+        tables: Tables that are spread over ranks, which write their rows at the same time.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_path(path)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
+        save_tables(tables, partial)
         save_tensors(partial / TENSORS, tensors)
         sync_entry(partial / TENSORS)
         crc32 = _checksum(partial / TENSORS)
-        document = sealed({"format": FORMAT, "crc32": crc32} | document)
+        facts = {"format": FORMAT, "crc32": crc32, "table_bytes": file_sizes(partial)}
+        document = sealed(facts | document)
         write_durably(partial / DOCUMENT, json.dumps(document, indent=1).encode())
         sync_entry(partial)
         put_in_place(partial, path, replace=True)
@@ -58,8 +76,17 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         raise OSError(f"{path} could not be written: {error}") from None
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def partial_path(path: Path) -> Path:
+    """Where a checkpoint is until it is whole."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def load(path: Path, *, tables: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read and verify a checkpoint.
+
+    Args:
+        path: The folder.
+        tables: Whether to read tables that several ranks wrote, whole.
 
     Raises:
         DataError: If it is missing, truncated, corrupted or of another format.
@@ -75,19 +102,21 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise DataError(f"checkpoint {path} cannot be read: {error.strerror}") from None
     if crc32 != document.get("crc32"):
         raise DataError(f"checkpoint {path} is corrupted: its checksum does not match")
+    if document.get("table_bytes", {}) != file_sizes(path):
+        raise DataError(f"checkpoint {path} is corrupted: its tables are not as long as they were")
     try:
-        return load_file(path / TENSORS), document
+        return load_file(path / TENSORS) | (whole_tables(path) if tables else {}), document
     except (OSError, SafetensorError) as error:
         raise DataError(f"checkpoint {path} is corrupted: {error}") from None
 
 
 def load_newest(
-    folder: Path, say: Callable[[str], None]
+    folder: Path, say: Callable[[str], None], *, tables: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """Read the newest checkpoint that is whole, or None; a broken one is reported."""
     for path in sorted(folder.glob("step-*"), reverse=True):
         try:
-            return load(path)
+            return load(path, tables=tables)
         except DataError as error:
             say(f"{error}; trying the one before")
     return None

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from crossbatch.models import EmbeddingTable
 from crossbatch.training.dense_adam import DenseAdam
+from crossbatch.training.distributed.sharded_table import ShardedTable
+from crossbatch.training.row_adagrad import RowAdagrad
 from crossbatch.training.row_adam import RowAdam
 from crossbatch.training.schedules import SCHEDULES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 RATES = 1024  # learning rates computed at once
@@ -30,6 +32,12 @@ class Adam:
         semantics: `"dense"` or `"lazy"`; see `RowAdam`.
         weight_decay: Decoupled decay of dense parameters and touched rows.
         extra: Further parameters, such as a learned temperature, which never decay.
+        tables: `"adam"`; or `"adagrad"`, row-wise, for the tables alone.
+        table_lr: Base learning rate of Adagrad.
+
+    Attributes:
+        tables: What keeps the rows of each `EmbeddingTable`, by name.
+        sharded: Tables whose rows other machines have too; they learn in the backward pass.
     """
 
     def __init__(
@@ -42,26 +50,37 @@ class Adam:
         semantics: str = "dense",
         weight_decay: float = 0.0,
         extra: Iterable[nn.Parameter] = (),
+        tables: str = "adam",
+        table_lr: float = 0.001,
     ) -> None:
         curve = SCHEDULES[schedule]
 
         def rate(step: Tensor) -> Tensor:
             return curve(lr, step, total_steps)
 
-        self.rate = rate
+        def table_rate(step: Tensor) -> Tensor:
+            return curve(table_lr, step, total_steps)
+
+        self.rate, self.table_rate = rate, table_rate
         self.steps = 0
         self._rates: list[float] = []  # of the steps from `_first` on
         self._first = 0
-        tables = {
+        self.sharded = {
+            name: part for name, part in model.named_modules() if isinstance(part, ShardedTable)
+        }
+        found = {
             name: module
             for name, module in model.named_modules()
             if isinstance(module, EmbeddingTable) and module.sparse
         }
-        self.tables = {
-            name: RowAdam(table, rate, semantics=semantics, weight_decay=weight_decay)
-            for name, table in tables.items()
+        keepers: dict[str, Callable[[EmbeddingTable], RowAdam | RowAdagrad]] = {
+            "adam": lambda table: RowAdam(
+                table, rate, semantics=semantics, weight_decay=weight_decay
+            ),
+            "adagrad": lambda table: RowAdagrad(table, table_rate),
         }
-        by_rows = {id(table.weight) for table in tables.values()}
+        self.tables = {name: keepers[tables](table) for name, table in found.items()}
+        by_rows = {id(table.weight) for table in found.values()}
         decayed = [p for p in model.parameters() if id(p) not in by_rows]
         self.dense = [DenseAdam(decayed, weight_decay=weight_decay), DenseAdam(extra)]
 
@@ -82,6 +101,12 @@ class Adam:
             self._first, self._rates = step, self.rate(steps).tolist()
         return self._rates[step - self._first]
 
+    def before_backward(self) -> None:
+        """Give the tables that learn in the backward pass the rate of the step to come."""
+        for table in self.sharded.values():
+            step = torch.tensor(self.steps + 1.0, dtype=torch.float64)
+            table.set_rate(float(self.table_rate(step)))
+
     def parameters(self) -> list[nn.Parameter]:
         """What is updated by torch, not by rows."""
         return [parameter for group in self.dense for parameter in group.parameters]
@@ -98,7 +123,8 @@ class Adam:
 
     def state(self) -> dict[str, Tensor]:
         """All state as a flat dictionary of tensors."""
-        state = {"steps": torch.tensor(self.steps)}
+        steps = torch.tensor(self.steps)
+        state = {"steps": steps} | {f"table.{name}.steps": steps.clone() for name in self.sharded}
         for name, part in self._parts().items():
             state |= {f"{name}.{key}": value for key, value in part.state().items()}
         return state
@@ -109,8 +135,8 @@ class Adam:
         for name, part in self._parts().items():
             part.load_state({key: state[f"{name}.{key}"] for key in part.state()})
 
-    def _parts(self) -> dict[str, RowAdam | DenseAdam]:
-        parts: dict[str, RowAdam | DenseAdam] = {
+    def _parts(self) -> dict[str, RowAdam | RowAdagrad | DenseAdam]:
+        parts: dict[str, RowAdam | RowAdagrad | DenseAdam] = {
             f"table.{name}": table for name, table in self.tables.items()
         }
         return parts | {f"dense.{index}": group for index, group in enumerate(self.dense)}

@@ -117,20 +117,7 @@ class RowAdam:
         if self._kernels:
             self._update_compiled(self._kernels, found)
         else:
-            self._update(*self._total(found))
-
-    def _total(self, found: list[tuple[Read, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Distinct rows `[n]` and the sum of their gradients `[n, d]`."""
-        ids = torch.cat([read.ids for read, _ in found])
-        gradients = torch.cat(
-            [_of_each_id(read, gradient[:, read.columns]) for read, gradient in found]
-        )
-        if self.table.padding_row is not None:
-            real = (ids != self.table.padding_row).nonzero().squeeze(1)
-            ids, gradients = ids[real], gradients.index_select(0, real)
-        rows, where = ids.unique(return_inverse=True)
-        total = gradients.new_zeros(rows.shape[0], gradients.shape[1])
-        return rows, total.index_add_(0, where, gradients)
+            self._update(*add_up(found, self.table.padding_row))
 
     def _update(self, rows: Tensor, gradient: Tensor) -> None:
         """One Adam step of `rows` `[n]` by their gradients `[n, d]`."""
@@ -152,7 +139,7 @@ class RowAdam:
         self.touched[rows] = step
 
     def _update_compiled(self, kernels: ModuleType, found: list[tuple[Read, Tensor]]) -> None:
-        """`_total` and `_update` in two passes over what was read."""
+        """`add_up` and `_update` in two passes over what was read."""
         step, (beta1, beta2) = self.steps, self.betas
         self._skipped.reach(step)
         self._make_room(sum(read.ids.shape[0] for read, _ in found))
@@ -289,6 +276,20 @@ class RowAdam:
             b = (h[start + i] * beta2 ** (i / 2)).unsqueeze(1)
             total += (a / (root * b + self.eps)).to(total.dtype)
         return total
+
+
+def add_up(found: list[tuple[Read, Tensor]], padding_row: int | None) -> tuple[Tensor, Tensor]:
+    """Distinct rows `[n]` of reads and the sum of their gradients `[n, d]`."""
+    ids = torch.cat([read.ids for read, _ in found])
+    gradients = torch.cat(
+        [_of_each_id(read, gradient[:, read.columns]) for read, gradient in found]
+    )
+    if padding_row is not None:
+        real = (ids != padding_row).nonzero().squeeze(1)
+        ids, gradients = ids[real], gradients.index_select(0, real)
+    rows, where = ids.unique(return_inverse=True)
+    total = gradients.new_zeros(rows.shape[0], gradients.shape[1])
+    return rows, total.index_add_(0, where, gradients)
 
 
 def _of_each_id(read: Read, gradient: Tensor) -> Tensor:

@@ -301,7 +301,8 @@ class _Run:
         if self.test:
             per_user = path / "per_user" if self.folder.writes else None
             result |= measure_test(trainer.model, self.dataset, self.recipe, per_user, self.ranks)
-        if self.test and self.folder.writes:
+        # A table that is spread over ranks cannot be read by the first alone.
+        if self.test and self.folder.writes and not trainer.optimizer.sharded:
             write_examples(path / "examples.json", trainer.model, self.dataset, self.recipe)
         self.folder.write_result(result)
         return result

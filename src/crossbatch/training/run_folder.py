@@ -15,6 +15,7 @@ from crossbatch.documents import CHECKSUMS, file_checksum, read_document, verify
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.negatives import SAMPLERS
 from crossbatch.training import checkpoint
+from crossbatch.training.distributed.table_files import load_tables
 from crossbatch.training.journal import Journal
 
 if TYPE_CHECKING:
@@ -119,6 +120,10 @@ class RunFolder:
         """The journal, of which `length` bytes are kept."""
         return Journal(self.path / "journal.jsonl", length)
 
+    def checkpoint_path(self, step: int) -> Path:
+        """Where the checkpoint of a step is."""
+        return self.checkpoints / f"step-{step:09d}"
+
     def newest_checkpoint(self) -> str | None:
         """Name of the newest checkpoint, whole or not."""
         return max((path.name for path in self.checkpoints.glob("step-*")), default=None)
@@ -154,18 +159,21 @@ class RunFolder:
                 "misses": stopping.misses,
             },
         }
-        checkpoint.save(self.checkpoints / f"step-{trainer.step:09d}", tensors, document)
+        path = self.checkpoint_path(trainer.step)
+        checkpoint.save(path, tensors, document, trainer.optimizer.sharded)
         checkpoint.prune(self.checkpoints, keep)
 
     def load_checkpoint(
         self, trainer: Trainer, stopping: EarlyStopping, say: Callable[[str], None]
     ) -> dict[str, Any] | None:
         """Restore the newest whole checkpoint, if any, into `trainer` and `stopping`."""
-        found = checkpoint.load_newest(self.checkpoints, say)
+        spread = trainer.optimizer.sharded
+        found = checkpoint.load_newest(self.checkpoints, say, tables=not spread)
         if found is None:
             return None
         tensors, document = found
         try:
+            load_tables(spread, self.checkpoint_path(document["step"]), tensors)
             self._restore(trainer, stopping, tensors, document)
         except (KeyError, TypeError, RuntimeError, ValueError) as error:
             raise DataError(
@@ -195,16 +203,18 @@ class RunFolder:
     def save_best(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Save the model alone, with the metrics that made it the best."""
         document = {"step": trainer.step, "metrics": metrics}
-        checkpoint.save(self.best, model_state(trainer), document)
+        checkpoint.save(self.best, model_state(trainer), document, trainer.optimizer.sharded)
 
     def load_best(self, trainer: Trainer) -> dict[str, Any]:
         """Restore the best model into `trainer`."""
+        spread = trainer.optimizer.sharded
         try:
-            tensors, document = checkpoint.load(self.best)
+            tensors, document = checkpoint.load(self.best, tables=not spread)
         except DataError as error:
             raise DataError(
                 f"{error}; delete {self.checkpoints} and resume, and the run starts over"
             ) from None
+        load_tables(spread, self.best, tensors)
         load_model_state(trainer, tensors)
         return document
 

@@ -13,6 +13,7 @@ from crossbatch.training.distributed.ranks import Ranks
 from crossbatch.training.distributed.reads import share_reads
 from crossbatch.training.distributed.trainer import share_gradients
 from crossbatch.training.outcome import evaluate_split
+from crossbatch.training.row_adam import add_up
 
 BANK = {"name": "cross_batch", "capacity": 70, "warmup_steps": 1}
 BALANCED = BANK | {"item_gradient": "balanced"}
@@ -119,7 +120,7 @@ def gradients(trainer, dataset, recipe, ranks) -> dict[str, torch.Tensor]:
     }
     for name, table in optimizer.tables.items():
         reads = [(read, read.rows.grad) for read in table.reads if read.rows.grad is not None]
-        found[f"rows.{name}"], found[f"sums.{name}"] = table._total(reads)
+        found[f"rows.{name}"], found[f"sums.{name}"] = add_up(reads, 0)
     optimizer.forget()
     torch.set_rng_state(state)
     return found

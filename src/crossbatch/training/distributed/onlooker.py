@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from crossbatch.training import checkpoint
+from crossbatch.training.distributed.table_files import save_tables
 from crossbatch.training.journal import Journal
 from crossbatch.training.run_folder import RunFolder
 
@@ -32,10 +34,13 @@ class Onlooker(RunFolder):
     def save_checkpoint(
         self, trainer: Trainer, stopping: EarlyStopping, document: dict[str, Any], keep: int
     ) -> None:
-        """Nothing."""
+        """Nothing but this rank's rows of tables that are spread over ranks."""
+        path = checkpoint.partial_path(self.checkpoint_path(trainer.step))
+        save_tables(trainer.optimizer.sharded, path)
 
     def save_best(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Nothing."""
+        """Nothing but this rank's rows of tables that are spread over ranks."""
+        save_tables(trainer.optimizer.sharded, checkpoint.partial_path(self.best))
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Nothing."""

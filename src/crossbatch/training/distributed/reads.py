@@ -14,15 +14,18 @@ import torch
 from crossbatch.models.embedding import Read
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from crossbatch.training.distributed.ranks import Ranks
+    from crossbatch.training.row_adagrad import RowAdagrad
     from crossbatch.training.row_adam import RowAdam
 
 
-def share_reads(ranks: Ranks, tables: list[RowAdam]) -> None:
+def share_reads(ranks: Ranks, tables: Sequence[RowAdam | RowAdagrad]) -> None:
     """Give every table the reads of all ranks, in the ranks' order, in place of its own."""
-    own = [[read for read in table.reads if read.rows.grad is not None] for table in tables]
+    own = [[read for read in table.reads if read.leaf.grad is not None] for table in tables]
     flat = [read for reads in own for read in reads]
     if not flat:
         return
@@ -45,7 +48,7 @@ def _joined(ranks: Ranks, reads: list[Read]) -> list[Read]:
     joined, place = [], 0
     for i, read in enumerate(reads):
         ids = torch.cat([mine[place] for mine in all_numbers])
-        rows = [mine[i].view(-1, read.rows.shape[1]) for mine in all_gradients]
+        rows = [mine[i].view(-1, gradients[i].shape[1]) for mine in all_gradients]
         bags: Tensor | int = (
             read.bags
             if isinstance(read.bags, int)
@@ -86,5 +89,6 @@ def _numbers(read: Read) -> list[Tensor]:
 
 
 def _gradient(read: Read) -> Tensor:
-    assert read.rows.grad is not None
-    return read.rows.grad
+    gradient = read.gradient
+    assert gradient is not None
+    return gradient

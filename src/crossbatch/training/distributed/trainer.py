@@ -50,6 +50,7 @@ class RankTrainer(Trainer):
         total, ids, mine = batch.item_ids.shape[0], batch.item_ids, self._share(batch)
         own = self.ranks.share(total)
         seed = self.seed * NOISE_STRIDE + self.step
+        self._fetch(torch.cat([mine.history.flatten(), mine.item_ids]))
         with self._precision(ids.device):
             with self.ranks.own_noise(total, seed, ids.device):
                 u, v = self.model(mine.history, mine.item_ids, mine.user_ids)  # [b, d]
@@ -58,14 +59,14 @@ class RankTrainer(Trainer):
             v = v.to(torch.promote_types(v.dtype, torch.float32))
             gathered = self.ranks.gather(v, total)
             positives = Candidates(gathered, ids, log_q, first_row=own.start)
-            encode = self.ranks.sharing(self.model.items)
-            negatives = self.sampler.draw(u, positives, encode)
+            negatives = self.sampler.draw(u, positives, self.ranks.sharing(self._encode))
         loss = self.loss(u, Candidates(v, ids[own], log_q[own]), negatives, mine.history)
         return u, positives, negatives, loss * (u.shape[0] / total)
 
     def backward(self, u: Tensor, positives: Candidates, loss: Tensor) -> None:
         """Leave this rank's part of the gradients for `update`."""
         total = len(positives)
+        self.optimizer.before_backward()
         if self.l2:
             v = positives.embeddings[self.ranks.share(total)]
             loss = loss + self.l2 * (u.square().sum() + v.square().sum()) / total
@@ -91,6 +92,14 @@ class RankTrainer(Trainer):
         """The rows of all ranks, of which `rows` are this one's."""
         sizes = [int(size) for size in self.ranks.collect(torch.tensor(len(rows)))]
         return self.ranks.gather(rows, sum(sizes))
+
+    def _fetch(self, item_ids: Tensor) -> None:
+        for table in self.optimizer.sharded.values():
+            table.fetch(item_ids)
+
+    def _encode(self, item_ids: Tensor) -> Tensor:
+        self._fetch(item_ids)
+        return self.model.items(item_ids)
 
     def _share(self, batch: TrainingBatch) -> _Rows:
         own = self.ranks.share(batch.item_ids.shape[0])

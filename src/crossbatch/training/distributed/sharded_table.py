@@ -1,0 +1,167 @@
+"""`ShardedTable`: an id table whose rows are spread over the ranks, by TorchRec.
+
+A step asks at once for all the rows that it will read (`fetch`), distinct ones only: one exchange
+of ids and rows on the way out, one of gradients on the way back, where the owner of a row adds up
+what all ranks have for it and moves it by row-wise Adagrad. In between, towers read the fetched
+rows as they read any table. No rank ever holds another's rows, nor a gradient of the table's size.
+
+TorchRec is no dependency of the package: `requirements/torchrec-cpu.txt` says how it is installed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from crossbatch.errors import ConfigError
+from crossbatch.models.embedding import RowTable
+from crossbatch.training.row_adagrad import EPS
+
+BLOCK = 65_536  # rows that are initialised from one seed, whichever rank they fall to
+NAME, FEATURE = "rows", "ids"
+
+
+class ShardedTable(RowTable):
+    """Rows that TorchRec spreads over the ranks of the default process group, row-wise.
+
+    Args:
+        num_rows: Rows, padding included.
+        dim: Width d of a row.
+        lr: Learning rate of row-wise Adagrad.
+        seed: Of the first values: Glorot-uniform on the table's own shape, as `EmbeddingTable`;
+            the same for any number of ranks.
+
+    Raises:
+        ConfigError: If TorchRec is not installed.
+    """
+
+    padding_row = 0
+
+    def __init__(self, num_rows: int, dim: int, *, lr: float, seed: int) -> None:
+        super().__init__()
+        self.num_rows, self.dim = num_rows, dim
+        # Not a part of the module: its parameters are nobody's to save, move or update but its own.
+        self._engine = (_engine(num_rows, dim, lr, seed),)
+        self._ids = torch.empty(0, dtype=torch.int64)
+        self._rows = torch.empty(0, dim)
+
+    def fetch(self, ids: Tensor) -> None:
+        """Make the rows of `ids` `[*]` ready to be read; every rank must call it, for its own."""
+        self._ids = ids.unique()
+        self._ids = self._ids[self._ids != self.padding_row]
+        rows = self._lookup(self._ids)
+        # Padding is a row of zeros that gets no gradient.
+        self._rows = torch.cat([rows.new_zeros(1, self.dim), rows])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Rows `[*, d]` of the ids `[*]`."""
+        places, rows = self._places(ids)
+        return functional.embedding(places, rows)
+
+    def sum(self, ids: Tensor) -> Tensor:
+        """Sums `[B, d]` over the rows of each line of ids `[B, L]`."""
+        places, rows = self._places(ids)
+        return functional.embedding_bag(places, rows, mode="sum")
+
+    def mean(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        """Mean row `[N, d]` of each of N bags; bag n is `ids[offsets[n]:offsets[n + 1]]`."""
+        places, rows = self._places(ids)
+        return functional.embedding_bag(places, rows, offsets, mode="mean")
+
+    def set_rate(self, lr: float) -> None:
+        """Set the learning rate of the next backward pass."""
+        optimizer = self._engine[0].fused_optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()  # hands it to the tables; they were updated on the way back
+
+    def shards(self) -> tuple[Any, Any]:
+        """Rows `[R, d]` and sums of squares `[R]` as sharded tensors over the ranks' memory."""
+        key, engine = f"embeddings.{NAME}.weight", self._engine[0]
+        squares = engine.fused_optimizer.state_dict()["state"][key][f"{NAME}.momentum1"]
+        return engine.state_dict()[key], squares
+
+    def _places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Where ids stand among the rows at hand, and those rows."""
+        if not torch.is_grad_enabled():
+            self.fetch(ids)
+        places = torch.searchsorted(self._ids, ids.contiguous())
+        found = self._ids[places.clamp_max(len(self._ids) - 1)] if len(self._ids) else ids * 0
+        if not bool(((found == ids) | (ids == self.padding_row)).all()):
+            raise RuntimeError("a row is read that was not fetched; fetch all ids of a step first")
+        return torch.where(ids == self.padding_row, 0, places + 1), self._rows
+
+    def _lookup(self, ids: Tensor) -> Tensor:
+        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+        lengths = torch.ones(len(ids), dtype=torch.int64, device=ids.device)
+        asked = KeyedJaggedTensor(keys=[FEATURE], values=ids, lengths=lengths)
+        rows: Tensor = self._engine[0](asked)[FEATURE].values()
+        return rows
+
+
+def _engine(num_rows: int, dim: int, lr: float, seed: int) -> Any:
+    """TorchRec's sharded collection of one table, with its optimiser in the backward pass."""
+    try:
+        from torchrec.distributed.comm_ops import set_gradient_division
+        from torchrec.distributed.embedding import EmbeddingCollectionSharder
+        from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+        from torchrec.distributed.types import ShardingEnv
+        from torchrec.modules.embedding_configs import EmbeddingConfig
+        from torchrec.modules.embedding_modules import EmbeddingCollection
+        from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+        from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+    except ImportError:
+        raise ConfigError(
+            "tables that are spread over ranks need TorchRec; install it with "
+            "pip install --no-deps -r requirements/torchrec-cpu.txt"
+        ) from None
+
+    size, rank = dist.get_world_size(), dist.get_rank()
+    first_row = rank * -(-num_rows // size)
+
+    def initialise(weight: Tensor) -> Tensor:
+        return weight if weight.is_meta else _first_values(weight, num_rows, first_row, seed)
+
+    config = EmbeddingConfig(
+        num_embeddings=num_rows,
+        embedding_dim=dim,
+        name=NAME,
+        feature_names=[FEATURE],
+        init_fn=initialise,
+    )
+    collection = EmbeddingCollection(tables=[config], device=torch.device("meta"))
+    apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": lr, "eps": EPS})
+    # Losses are divided by the rows of all ranks already.
+    set_gradient_division(False)
+    sharder = EmbeddingCollectionSharder()
+    plan = construct_module_sharding_plan(
+        collection,
+        {NAME: row_wise()},
+        sharder=sharder,
+        local_size=size,
+        world_size=size,
+        device_type="cpu",
+    )
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    return sharder.shard(collection, plan, env, torch.device("cpu"))
+
+
+@torch.no_grad()
+def _first_values(weight: Tensor, num_rows: int, first_row: int, seed: int) -> Tensor:
+    """Fill rows `[n, d]` from `first_row` on with what they have on any number of ranks."""
+    limit = (6.0 / (num_rows + weight.shape[1])) ** 0.5
+    last_row = min(first_row + weight.shape[0], num_rows)
+    for block in range(first_row // BLOCK, -(-last_row // BLOCK)):
+        start = block * BLOCK
+        generator = torch.Generator().manual_seed((seed << 32) + block)
+        values = torch.empty(min(BLOCK, num_rows - start), weight.shape[1])
+        values.uniform_(-limit, limit, generator=generator)
+        values[: start == 0] = 0.0  # padding
+        low, high = max(start, first_row), min(start + len(values), last_row)
+        weight[low - first_row : high - first_row] = values[low - start : high - start]
+    return weight

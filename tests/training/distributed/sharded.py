@@ -1,0 +1,60 @@
+"""A run whose id table is spread over ranks: `python sharded.py DATASET RUN STEPS` takes steps."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from crossbatch.config import Recipe
+from crossbatch.data import open_dataset
+from crossbatch.training.assemble import build_trainer, resolve
+from crossbatch.training.distributed.onlooker import open_folder
+from crossbatch.training.distributed.start import joined
+from crossbatch.training.outcome import evaluate_split
+from crossbatch.training.run_folder import RunFolder
+from crossbatch.training.trainer import EarlyStopping
+
+RECIPE = Recipe.from_dict(
+    {
+        "model": {"dim": 8, "item_features": [], "user_features": []},
+        "sampler": {
+            "name": "cross_batch",
+            "capacity": 70,
+            "warmup_steps": 1,
+            "item_gradient": "balanced",
+        },
+        "train": {"batch_size": 31, "tables": "sharded", "table_lr": 0.02, "device": "cpu"},
+    }
+)
+
+
+def resumed(dataset, folder: RunFolder, ranks=None):
+    """A trainer in the state of the folder's newest checkpoint."""
+    trainer = build_trainer(resolve(RECIPE, dataset), dataset, ranks=ranks)
+    folder.load_checkpoint(trainer, EarlyStopping(1), print)
+    return trainer
+
+
+def steps(dataset, trainer, count: int) -> list[float]:
+    batches = dataset.batches(RECIPE.train.batch_size, seed=0, start=trainer.step)
+    return [float(trainer.train_step(next(batches)).loss) for _ in range(count)]
+
+
+def metrics(dataset, trainer, ranks=None) -> dict[str, float]:
+    recipe = resolve(replace(RECIPE), dataset)
+    return evaluate_split(trainer.model, dataset, recipe, "valid", ranks=ranks).means()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    data, run = open_dataset(Path(sys.argv[1])), Path(sys.argv[2])
+    with joined(timeout=300) as group:
+        place = open_folder(run, resume=True, ranks=group)
+        trained = resumed(data, place, group)
+        found = {"losses": steps(data, trained, int(sys.argv[3]))}
+        found["metrics"] = metrics(data, trained, group)
+        place.save_checkpoint(trained, EarlyStopping(1), {}, keep=9)
+        if place.writes:
+            (run / f"{group.size}.json").write_text(json.dumps(found))
