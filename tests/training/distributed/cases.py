@@ -52,6 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 EVALUATED = ("balanced", "everything")
 STEPS = 8
+BATCHES = (30, 31)  # whose bytes are counted
 CATALOGUES = (2, 5, 50, 1000)
 
 
@@ -88,6 +89,39 @@ def outcome(dataset: Dataset, case: str, ranks: Ranks | None) -> dict[str, Any]:
         evaluation = evaluate_split(trainer.model, dataset, recipe, "valid", ranks=ranks)
         found["metrics"] = evaluation.means()
     return found
+
+
+def counted_bytes(dataset: Dataset, ranks: Ranks, batch_size: int) -> float:
+    """Bytes that this rank receives in a step, counted message by message."""
+    document = {
+        "model": {"dim": 8, "item_features": [], "user_features": []},
+        "sampler": BANK,
+        "train": {"batch_size": batch_size, "device": "cpu"},
+    }
+    trainer = build_trainer(resolve(Recipe.from_dict(document), dataset), dataset, ranks=ranks)
+    counted = 0.0
+    others = ranks.size - 1
+    received = {  # in a ring, of the message's argument
+        "all_gather": lambda lists, own: others * own.nbytes,
+        "reduce_scatter": lambda own, pieces: others * own.nbytes,
+        "all_reduce": lambda tensor: 2 * others / ranks.size * tensor.nbytes,
+    }
+
+    def counting(name: str, send: Any) -> Any:
+        def counted_send(*arguments: Any) -> Any:
+            nonlocal counted
+            counted += received[name](*arguments)
+            return send(*arguments)
+
+        return counted_send
+
+    originals = {name: getattr(torch.distributed, name) for name in received}
+    for name, send in originals.items():
+        setattr(torch.distributed, name, counting(name, send))
+    trainer.train_step(next(dataset.batches(batch_size, seed=0)))
+    for name, send in originals.items():
+        setattr(torch.distributed, name, send)
+    return counted
 
 
 def searched(ranks: Ranks | None, num_items: int) -> TopK:

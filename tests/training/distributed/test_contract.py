@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from .cases import CASES, CATALOGUES, EVALUATED, outcome, searched
+from crossbatch.training.distributed.traffic import Shape, replicated_traffic
+
+from .cases import BATCHES, CASES, CATALOGUES, EVALUATED, outcome, searched
 from .launching import run
 
 WORKER = __file__.replace("test_contract", "worker")
@@ -16,7 +18,7 @@ def ranks(request, dataset, tmp_path_factory):
     run(request.param, [WORKER, str(dataset.path), str(out), *CASES])
     return {
         case: [torch.load(out / f"{case}-{rank}.pt") for rank in range(request.param)]
-        for case in (*CASES, "lists")
+        for case in (*CASES, "bytes", "lists")
     }
 
 
@@ -64,3 +66,12 @@ def test_merged_lists_are_exact(ranks):
             expected = searched(None, num_items)
             assert torch.equal(scores, expected.scores)
             assert torch.equal(item_ids, expected.item_ids)
+
+
+def test_bytes_of_a_step_are_those_of_the_formula(ranks, dataset):
+    for counts in ranks["bytes"]:
+        for batch, counted in zip(BATCHES, counts, strict=True):
+            shape = Shape(
+                dataset.num_items, 8, len(ranks["bytes"]), batch, dense=8 * 8 + 8, tensors=2
+            )
+            assert counted == sum(replicated_traffic(shape).values())

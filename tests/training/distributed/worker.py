@@ -17,6 +17,8 @@ with joined(timeout=300) as ranks:
     for case in sys.argv[3:]:
         found = cases.outcome(dataset, case, ranks)
         torch.save(found, Path(sys.argv[2]) / f"{case}-{ranks.rank}.pt")
+    counts = [cases.counted_bytes(dataset, ranks, batch) for batch in cases.BATCHES]
+    torch.save(counts, Path(sys.argv[2]) / f"bytes-{ranks.rank}.pt")
     lists = [cases.searched(ranks, num_items) for num_items in cases.CATALOGUES]
     found = [(top.scores, top.item_ids) for top in lists]
     torch.save(found, Path(sys.argv[2]) / f"lists-{ranks.rank}.pt")
