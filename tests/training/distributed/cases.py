@@ -153,7 +153,7 @@ def gradients(trainer, dataset, recipe, ranks) -> dict[str, torch.Tensor]:
         if parameter.grad is not None
     }
     for name, table in optimizer.tables.items():
-        reads = [(read, read.rows.grad) for read in table.reads if read.rows.grad is not None]
+        reads = [(read, read.leaf.grad) for read in table.reads if read.leaf.grad is not None]
         found[f"rows.{name}"], found[f"sums.{name}"] = add_up(reads, 0)
     optimizer.forget()
     torch.set_rng_state(state)
