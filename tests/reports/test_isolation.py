@@ -37,7 +37,8 @@ try:
 except ConfigError as error:
     print(error)
 ours = {name for name in sys.modules if name.startswith("crossbatch.")}
-foreign = sorted(n for n in ours if not n.startswith(("crossbatch.reports", "crossbatch.errors")))
+ALLOWED = ("crossbatch.reports", "crossbatch.errors", "crossbatch.documents")
+foreign = sorted(n for n in ours if not n.startswith(ALLOWED))
 print(foreign)
 """
 
