@@ -19,7 +19,6 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.reports.runs import read_run
 from crossbatch.serving import open_bundle
 from crossbatch.training import fit
-from crossbatch.training import run as training_run
 from crossbatch.training.progress import Silent
 from crossbatch.training.saved import open_run
 
@@ -175,7 +174,7 @@ def cut(run: Path, place: Path) -> Path:
         raise RuntimeError("killed")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_run._Run, "_finish", killed)
+        patch.setattr("crossbatch.training.sitting.Sitting._finish", killed)
         with pytest.raises(RuntimeError, match="killed"):
             fit(open_dataset(config["dataset"]["path"]), recipe, out)
     return out

@@ -181,7 +181,7 @@ def test_resume_after_early_stopping_does_not_train_on(dataset, recipe, tmp_path
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("crossbatch.training.run._Run._finish", killed)
+        patch.setattr("crossbatch.training.sitting.Sitting._finish", killed)
         with pytest.raises(RuntimeError, match="killed"):
             fit(dataset, impatient, tmp_path / "again")
     resumed = fit(dataset, impatient, tmp_path / "again", resume=True)

@@ -1,0 +1,110 @@
+"""`Course`: training under way, and what happens after each of its steps and evaluations."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from crossbatch.evaluation import Evaluation
+    from crossbatch.training.journal import Journal
+    from crossbatch.training.monitor import Monitor
+    from crossbatch.training.progress import Progress
+    from crossbatch.training.run_folder import RunFolder
+    from crossbatch.training.trainer import EarlyStopping, StepRecord, Trainer
+
+# What a checkpoint remembers beside the training state.
+NOTHING_YET = {"journal": 0, "seconds": 0.0, "cpu_seconds": 0.0, "eval_seconds": 0.0, "warned": []}
+
+
+class Probe(Protocol):
+    """Measures the towers while they learn, without changing what they learn."""
+
+    def __call__(self, trainer: Trainer, step: int) -> Mapping[str, Any] | None:
+        """Called after every step; what it returns becomes a journal line `"probe"`."""
+
+
+@dataclass(slots=True)
+class Course:
+    """The trainer's callbacks, and what they share.
+
+    Attributes:
+        trainer: Whose training it is.
+        stopping: Early-stopping state.
+        folder: Where checkpoints go.
+        journal: Where lines go.
+        monitor: Clock and diagnostics.
+        write: Writes a line to the journal and to whoever else listens.
+        evaluate: Measures the model on validation users.
+        progress: Shows each step.
+        probe: Measures beside training.
+        keep_checkpoints: Newest ones kept.
+        eval_seconds: Time of evaluations, earlier sittings included.
+        users: Validation users of the last evaluation.
+    """
+
+    trainer: Trainer
+    stopping: EarlyStopping
+    folder: RunFolder
+    journal: Journal
+    monitor: Monitor
+    write: Callable[..., None]
+    evaluate: Callable[[], Evaluation]
+    progress: Progress
+    probe: Probe | None
+    keep_checkpoints: int
+    eval_seconds: float
+    users: int = 0
+
+    @property
+    def minutes(self) -> float:
+        """Training and evaluating so far."""
+        return (self.monitor.seconds + self.eval_seconds) / 60
+
+    def save(self) -> None:
+        """Write a checkpoint that an exact resume needs no more than."""
+        saved = {
+            "journal": self.journal.length(),
+            "journal_crc32": self.journal.crc32,
+            "seconds": self.monitor.seconds,
+            "cpu_seconds": self.monitor.cpu_seconds,
+            "eval_seconds": self.eval_seconds,
+            "warned": sorted(self.monitor.warned),
+            "threads": torch.get_num_threads(),
+        }
+        self.folder.save_checkpoint(self.trainer, self.stopping, saved, self.keep_checkpoints)
+
+    def validate(self) -> Mapping[str, float]:
+        """Metrics of the model as it is; the clock of training stands still."""
+        self.monitor.pause()
+        began = time.perf_counter()
+        evaluation = self.evaluate()
+        self.eval_seconds += time.perf_counter() - began
+        self.users = evaluation.num_users
+        return evaluation.means()
+
+    def on_eval(self, metrics: Mapping[str, float], best: bool) -> None:
+        """Keep what an evaluation found, and a checkpoint."""
+        seconds = round(self.monitor.seconds + self.eval_seconds, 4)
+        fields = {"seconds": seconds, "split": "valid", "users": self.users}
+        self.write("eval", self.trainer.step, **fields, metrics=dict(metrics))
+        if best:
+            self.folder.save_best(self.trainer, dict(metrics))
+        self.save()
+        self.monitor.go_on()
+
+    def on_step(self, record: StepRecord) -> None:
+        """Take note of a step."""
+        self.monitor(record)
+        if self.probe is not None:
+            self.monitor.pause()
+            found = self.probe(self.trainer, record.step)
+            if found:
+                self.write("probe", record.step, **found)
+            self.monitor.go_on()
+        self.progress.step(record.step, record.loss)
