@@ -43,11 +43,11 @@ def train(
 ) -> None:
     """Train a two-tower model, stop when validation stops improving, and test it.
 
-    Example: crossbatch train recipes/demo.toml --data demo/dataset --out runs/first
-    --set sampler.capacity=512
-
     On several processes or machines, which share the recipe's batch: torchrun --nproc-per-node 2
     -m crossbatch train ...
+
+    Example: crossbatch train recipes/demo.toml --data demo/dataset --out runs/first
+    --set sampler.capacity=512
     """
     from crossbatch.config import Recipe
     from crossbatch.data import open_dataset

@@ -10,7 +10,6 @@ from torch import nn
 from crossbatch.config import ModelConfig, build
 from crossbatch.models import MODELS, ItemTower, TwoTower
 from crossbatch.serving.manifest import BundleError
-from crossbatch.training import checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +33,8 @@ def split_state(towers: TwoTower) -> tuple[dict[str, Tensor], dict[str, Tensor]]
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors; an empty file is allowed, for a tower may have no weights."""
+    from crossbatch.training import checkpoint  # a server loads towers and never saves them
+
     checkpoint.save_tensors(path, tensors)
     path.chmod(0o644)  # the library makes files that only their owner may read
 

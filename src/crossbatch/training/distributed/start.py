@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from crossbatch.errors import ConfigError, OtherRankError, RankLostError
@@ -23,6 +24,7 @@ T = TypeVar("T")
 TIMEOUT = 600.0
 GRACE = 3.0  # seconds in which the ranks that are left tell each other so
 WAITED, SPOKE = b"waited", b"spoke"  # how a rank left: without an answer, or with an error
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 
 
@@ -50,7 +52,9 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Ranks | None]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         backend = "cpu:gloo,cuda:nccl"
     limit = timedelta(seconds=timeout)
-    store, rank, size = next(rendezvous("env://", timeout=limit))
+    shared, rank, size = next(rendezvous("env://", timeout=limit))
+    # torchrun's store outlives a restart, and so do the addresses of ranks that are no more.
+    store: Any = PrefixStore(f"start {os.environ.get(RESTARTS, '0')}", shared)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     ranks = Ranks(rank, size)
     try:
@@ -70,7 +74,7 @@ def first_here() -> bool:
 
 def restarted() -> bool:
     """Whether torchrun started this process again after a failure (`--max-restarts`)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return int(os.environ.get(RESTARTS, "0")) > 0
 
 
 def together(ranks: Ranks | None, action: Callable[[], T]) -> T:
