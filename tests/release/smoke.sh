@@ -6,6 +6,7 @@ recipe=$(cd "$(dirname "$0")/../../recipes" && pwd)/demo.toml
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 cd "$place"  # away from the sources: what is imported is what was installed
+unset PYTHONPATH
 export OMP_NUM_THREADS=1
 
 "$bin/crossbatch" --version
