@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from crossbatch.training.row_adam import add_up
+from crossbatch.training.row_reads import RowReads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 EPS = 1e-8
 
 
-class RowAdagrad:
+class RowAdagrad(RowReads):
     """Row-wise Adagrad for one table.
 
     Args:
@@ -47,24 +48,15 @@ class RowAdagrad:
     def before_read(self, ids: Tensor) -> None:
         """Rows are always up to date."""
 
-    def after_read(self, read: Read) -> None:
-        """Remember a read until its gradient is used by `step`."""
-        self.reads.append(read)
-
     def replace_reads(self, reads: list[Read]) -> None:
         """Take these for what was read: those of all processes that have a copy of the table."""
         self.reads = reads
-
-    def forget(self) -> None:
-        """Drop the gradients."""
-        self.reads = []
 
     @torch.no_grad()
     def step(self) -> None:
         """Apply the gradients of all reads since the last step to the rows that were read."""
         self.steps += 1
-        reads, self.reads = self.reads, []
-        found = [(read, read.leaf.grad) for read in reads if read.leaf.grad is not None]
+        found = self.take_gradients()
         if not found:
             return
         rows, gradient = add_up(found, self.table.padding_row)

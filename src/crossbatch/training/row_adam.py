@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from crossbatch.training.row_reads import RowReads
 from crossbatch.training.skipped_steps import POWERS, SkippedSteps
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ SMALL = 0.01  # a series of four terms in r/b is exact to float rounding below t
 NO_BAGS = np.empty(0, dtype=np.int64)
 
 
-class RowAdam:
+class RowAdam(RowReads):
     """Adam for one table, whose moments and last steps of rows it keeps.
 
     Args:
@@ -92,26 +93,17 @@ class RowAdam:
         if self.dense:
             self.catch_up(ids)
 
-    def after_read(self, read: Read) -> None:
-        """Remember a read until its gradient is used by `step`."""
-        self.reads.append(read)
-
     def replace_reads(self, reads: list[Read]) -> None:
         """Take these for what was read: those of all processes that have a copy of the table."""
         for read in reads:
             self.before_read(read.ids)
         self.reads = reads
 
-    def forget(self) -> None:
-        """Drop the gradients."""
-        self.reads = []
-
     @torch.no_grad()
     def step(self) -> None:
         """Apply the gradients of all reads since the last step to the rows that were read."""
         self.steps += 1
-        reads, self.reads = self.reads, []
-        found = [(read, read.leaf.grad) for read in reads if read.leaf.grad is not None]
+        found = self.take_gradients()
         if not found:
             return
         if self._kernels:
