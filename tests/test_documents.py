@@ -102,3 +102,12 @@ def test_a_list_cannot_point_elsewhere(tmp_path, name):
     (folder / CHECKSUMS).write_text(json.dumps({name: "0"}))
     with pytest.raises(DataError, match="not in the folder"):
         verify_checksums(folder)
+
+
+@pytest.mark.parametrize("name", ["loop", "a\0b", "\ud800", "x" * 5000, "loop/a"])
+def test_bug_a_list_with_names_that_are_none(tmp_path, name):
+    """A link to itself, a null byte, a name too long: each once ended in a traceback."""
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / CHECKSUMS).write_text(json.dumps({name: "0"}))
+    with pytest.raises(DataError):
+        verify_checksums(tmp_path)

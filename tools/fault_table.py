@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, FIGURES = DOCS / "reliability.md", DOCS / "reliability" / "faults.json"
 BEGIN, END = "<!-- faults -->\n", "<!-- /faults -->\n"
 
 
-def table(document: dict[str, dict[str, dict[str, object]]]) -> str:
-    """The figures as a Markdown table, with their sum."""
-    lines = ["| fault | injected | survived | lost | how |", "|---|---:|---:|---:|---|"]
+def table(document: dict[str, Any]) -> str:
+    """The run in a sentence, and its figures as a Markdown table with their sum."""
+    lines = []
+    if "day" in document:  # not of figures that were gathered from several runs
+        run = f"`make faults FAULTS={document['asked']}`, seed {document['seed']}"
+        end = f"{document['minutes']} minutes, {document['failed_tests']} failed tests."
+        lines = [f"{run}, {document['day']}: {end}", ""]
+    lines += ["| fault | injected | survived | lost | how |", "|---|---:|---:|---:|---|"]
     kinds = document["kinds"]
     for kind, count in kinds.items():
         remarks = count["remarks"]
-        assert isinstance(remarks, dict)
         how = ", ".join(f"{number} {remark}" for remark, number in sorted(remarks.items()))
         lines.append(
             f"| {kind} | {count['injected']} | {count['survived']} | {count['lost']} | {how} |"

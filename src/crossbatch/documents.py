@@ -73,6 +73,23 @@ def file_checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def listed_file(folder: Path, name: str) -> Path | None:
+    """The path of a file that a document lists; None unless it lies in the folder itself."""
+    try:
+        path = folder / name
+        return path if path.resolve().is_relative_to(folder.resolve()) else None
+    except (OSError, RuntimeError, TypeError, ValueError):  # links in a circle, \0, no text at all
+        return None
+
+
+def is_as_written(path: Path, checksum: object) -> bool:
+    """Whether a file is there, can be read, and has this SHA-256."""
+    try:
+        return path.is_file() and file_checksum(path) == checksum
+    except OSError:
+        return False
+
+
 def verify_checksums(folder: Path) -> None:
     """Compare a folder's files with its `checksums.json`; a folder without one passes.
 
@@ -83,10 +100,10 @@ def verify_checksums(folder: Path) -> None:
         return
     listed = read_document(folder / CHECKSUMS, "restore it, or delete it to do without checks")
     for name, expected in listed.items():
-        path = folder / name
-        if not path.resolve().is_relative_to(folder.resolve()):
+        path = listed_file(folder, name)
+        if path is None:
             raise DataError(f"{folder / CHECKSUMS} lists {name!r}, which is not in the folder")
-        if not path.is_file() or file_checksum(path) != expected:
+        if not is_as_written(path, expected):
             raise DataError(
                 f"{path} is missing or was changed after it was written: restore it, or delete "
                 f"{CHECKSUMS} to accept it as it is"

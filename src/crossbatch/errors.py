@@ -15,3 +15,19 @@ class OtherRankError(ConfigError):
 
 class RankLostError(RuntimeError):
     """One of the processes that train together was killed or hangs; empty if another says so."""
+
+
+# What libraries say who ask for memory, or for a thread and its stack, in vain.
+NO_MEMORY = (
+    "allocate memory",
+    "bad_alloc",
+    "start new thread",
+    "could not spawn threads",
+    "failed to map segment",
+    "memory allocation of",
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed; of those of most libraries only the message tells."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in NO_MEMORY)

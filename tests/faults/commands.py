@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-PATIENCE = 300.0  # seconds; a busy machine may pause a process for long
+PATIENCE = 3600.0  # seconds; a busy machine may pause a process for very long
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Commands:
         self,
         *argv: object,
         kill_after: float | None = None,
+        how: signal.Signals = signal.SIGKILL,
+        descendants: bool = False,
         die_at: int | None = None,
         limits: dict[str, int] | None = None,
         clock: float | None = None,
@@ -79,12 +82,14 @@ class Commands:
         Args:
             argv: Arguments of `crossbatch`.
             kill_after: Seconds until it is killed, if it still runs.
+            how: By which signal.
+            descendants: Whether the processes that it started die with it, as in a power failure.
             die_at: The change to the file system before which it kills itself.
             limits: By name in `resource`; of memory, how much more than it has at its start.
             clock: Seed of a wall clock that jumps by years.
         """
         assert self._server.stdin is not None
-        self._stderr.unlink(missing_ok=True)
+        self._stderr.write_text("")  # there, even if the command dies before it opens it
         job = {
             "argv": [str(argument) for argument in argv],
             "stderr": str(self._stderr),
@@ -98,7 +103,7 @@ class Commands:
         self._server.stdin.flush()
         pid = int(self._answer())
         limit = PATIENCE if kill_after is None else kill_after
-        killer = threading.Timer(limit, os.kill, (pid, signal.SIGKILL))
+        killer = threading.Timer(limit, _kill, (pid, how, descendants))
         killer.start()
         code = int(self._answer())
         killer.cancel()
@@ -108,3 +113,15 @@ class Commands:
     def _answer(self) -> str:
         assert self._server.stdout is not None
         return self._server.stdout.readline().strip()
+
+
+def _kill(pid: int, how: signal.Signals, descendants: bool) -> None:
+    for victim in (pid, *(_descendants(pid) if descendants else ())):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, how)
+
+
+def _descendants(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    children = [int(word) for word in listed.read_text().split()] if listed.exists() else []
+    return [each for child in children for each in (child, *_descendants(child))]

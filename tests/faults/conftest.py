@@ -6,9 +6,11 @@ without it a short version runs. `CROSSBATCH_FAULTS_REPORT` names the file for w
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import random
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,12 +78,19 @@ class Counts:
 
 
 @pytest.fixture(scope="session")
-def counts() -> Iterator[Counts]:
-    kept = Counts()
+def counts(request: pytest.FixtureRequest) -> Iterator[Counts]:
+    kept, began = Counts(), time.monotonic()
     yield kept
     if REPORT:
         kinds = {kind: asdict(count) for kind, count in sorted(kept.kinds.items())}
-        document = {"asked": FAULTS or SHORT, "seed": SEED, "kinds": kinds}
+        document = {
+            "asked": FAULTS or SHORT,
+            "seed": SEED,
+            "day": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "minutes": round((time.monotonic() - began) / 60),
+            "failed_tests": request.session.testsfailed,
+            "kinds": kinds,
+        }
         Path(REPORT).write_text(json.dumps(document, indent=1) + "\n")
 
 
@@ -145,7 +154,19 @@ def trained(commands: Commands, recipe: Path, dataset: Path, out: Path, *more: s
 
 @pytest.fixture(scope="session")
 def bundle(commands: Commands, run: Path, place: Path) -> Path:
-    out = place / "bundle"
+    return exported(commands, run, place / "bundle")
+
+
+@pytest.fixture(scope="session")
+def content_bundle(commands: Commands, recipe: Path, dataset: Path, place: Path) -> Path:
+    """A bundle whose towers read all features of items and users."""
+    features = [("--set", f'model.{side}_features=["*"]') for side in ("item", "user")]
+    reading = [word for words in features for word in words]
+    run = trained(commands, recipe, dataset, place / "content-run", *reading)
+    return exported(commands, run, place / "content-bundle")
+
+
+def exported(commands: Commands, run: Path, out: Path) -> Path:
     ended = commands.run("export", run, "--out", out, "--no-graph", "--quiet")
     assert ended.code == 0, ended.stderr
     return out

@@ -56,3 +56,19 @@ def of_grid(folder: Path) -> dict[str, Any]:
     """Every run of a grid, and which files the grid wrote about them."""
     runs = {path.name: of_run(path) for path in sorted((folder / "runs").iterdir())}
     return {"runs": runs, "names": sorted(path.name for path in folder.iterdir())}
+
+
+def of_study(folder: Path) -> dict[str, Any]:
+    """Every trial's settings and numbers, the recipe of the best, and which files there are."""
+    found = files(folder)
+    kept: dict[str, Any] = {name: found[name] for name in ("trials.json", "best.toml")}
+    kept["trials"] = {path.name: of_trial(path) for path in sorted((folder / "trials").iterdir())}
+    return kept | {"names": sorted(path.name for path in folder.iterdir())}
+
+
+def of_trial(folder: Path) -> dict[str, Any]:
+    """As `of_run`, of a run that was pruned perhaps: what its journal measured."""
+    events = read_journal(folder / "journal.jsonl").events
+    lines = [line for line in events if line["event"] in ("train", "eval")]
+    measured = [{key: line[key] for key in ("step", *MEASURED) if key in line} for line in lines]
+    return {"journal": measured, "names": sorted(files(folder))}

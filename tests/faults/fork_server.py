@@ -9,6 +9,7 @@ the number of changes that it made to the end of `stderr`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -81,6 +82,8 @@ def main() -> None:
     """Serve jobs until stdin ends."""
     for name in HEAVY:
         importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # an extra
+        importlib.import_module("crossbatch.tuning.study")
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     for line in sys.stdin:

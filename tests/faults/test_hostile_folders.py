@@ -15,21 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
 from crossbatch.data.folder import MANIFEST, write_manifest
-from crossbatch.documents import sealed
+from crossbatch.documents import document_checksum, sealed
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.reports.runs import read_run
 from crossbatch.reproduce.search import read_settings
+from crossbatch.serving import manifest as bundles
+from crossbatch.serving import open_bundle
+from crossbatch.serving.items import add_items, remove_items
+from crossbatch.serving.server.live_bundle import LiveBundle
 from crossbatch.training import checkpoint
 from crossbatch.training.saved import open_run
+from crossbatch.training.tensor_files import file_crc32
 
 from .conftest import FAULTS, RECIPE
 
@@ -37,8 +43,10 @@ FUZZ = settings(
     max_examples=max(40, FAULTS),
     deadline=None,
     derandomize=True,
+    phases=[Phase.generate],  # an example is simple enough; making it simpler may take minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
+USE = settings(FUZZ, max_examples=max(15, FAULTS // 2))  # of what takes a while to use
 CLEAN = contextlib.suppress(ConfigError, DataError)
 VALUES = st.recursive(
     st.none()
@@ -68,6 +76,24 @@ def changed(document: Any, data: st.DataObject) -> Any:
     return document
 
 
+def forged_array(array: np.ndarray, data: st.DataObject) -> np.ndarray:
+    """Another array in the place of one."""
+    changes = {
+        "shorter": lambda: array[: len(array) // 2],
+        "longer": lambda: np.concatenate([array, array]),
+        "negative": lambda: (array.astype(np.int64) * -1 - 1).astype(np.int64),
+        "negative, of the same type": lambda: -np.abs(array) - np.array(1, array.dtype),
+        "huge": lambda: np.full(array.shape, 2**31 - 1, dtype=np.int64),
+        "huge, of the same type": lambda: np.full_like(array, 127),
+        "float": lambda: np.full(array.shape, np.nan),
+        "text": lambda: np.full(array.shape, "x"),
+        "matrix": lambda: array.reshape(1, -1),
+        "scalar": lambda: np.array(1),
+        "empty": lambda: array[:0],
+    }
+    return changes[data.draw(st.sampled_from(sorted(changes)))]()
+
+
 class TestRecipes:
     @FUZZ
     @given(text=st.text(max_size=80) | st.binary(max_size=80))
@@ -89,6 +115,11 @@ class TestRecipes:
     def test_any_override(self, override: str) -> None:
         with CLEAN:
             Recipe().changed([override])
+
+    @pytest.mark.parametrize("value", [{"a": [[1]]}, "title", 7, None, [1]])
+    def test_bug_features_that_are_no_list(self, value: object) -> None:
+        with pytest.raises(ConfigError, match="item_features must be a list of strings"):
+            Recipe.from_dict({"model": {"item_features": value}})
 
     @pytest.mark.parametrize("read", [Recipe.load, read_settings])
     def test_bug_deep_toml(self, tmp_path: Path, read: Any) -> None:
@@ -133,19 +164,7 @@ class TestDatasets:
         manifest = json.loads((victim / MANIFEST).read_text())
         name = data.draw(st.sampled_from([n for n in manifest["files"] if n.endswith(".npy")]))
         whole = (victim / name).read_bytes()
-        array = np.load(victim / name)
-        changes = {
-            "shorter": lambda: array[: len(array) // 2],
-            "longer": lambda: np.concatenate([array, array]),
-            "negative": lambda: (array.astype(np.int64) * -1 - 1).astype(np.int64),
-            "huge": lambda: np.full(array.shape, 2**31 - 1, dtype=np.int64),
-            "float": lambda: np.full(array.shape, np.nan),
-            "text": lambda: np.full(array.shape, "x"),
-            "matrix": lambda: array.reshape(1, -1),
-            "scalar": lambda: np.array(1),
-            "empty": lambda: array[:0],
-        }
-        np.save(victim / name, changes[data.draw(st.sampled_from(sorted(changes)))]())
+        np.save(victim / name, forged_array(np.load(victim / name), data))
         self.vouch(victim, manifest)
         try:
             with CLEAN:
@@ -166,10 +185,12 @@ class TestDatasets:
         whole = path.read_bytes()
         path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", size) + header)
         self.vouch(victim, json.loads(manifest))
-        with pytest.raises(DataError):
-            self.use(victim)
-        path.write_bytes(whole)
-        (victim / MANIFEST).write_text(manifest)
+        try:
+            with pytest.raises(DataError):
+                self.use(victim)
+        finally:
+            path.write_bytes(whole)
+            (victim / MANIFEST).write_text(manifest)
 
     @pytest.mark.parametrize(
         "header",
@@ -198,6 +219,34 @@ class TestDatasets:
         with pytest.raises(DataError, match="no file of the dataset"):
             open_dataset(victim).verify()
 
+    @pytest.mark.parametrize(
+        ("keys", "value"),
+        [
+            (("files",), ""),
+            (("files",), []),
+            (("files",), {"a\0b": "0"}),
+            (("counts", "items"), float("inf")),
+            (("options", "min_history"), -2560),
+        ],
+    )
+    def test_bug_manifests_of_other_kinds(
+        self, victim: Path, keys: tuple[str, ...], value: object
+    ) -> None:
+        document = json.loads((victim / MANIFEST).read_text())
+        document.pop("seal")
+        (document[keys[0]] if len(keys) > 1 else document)[keys[-1]] = value
+        (victim / MANIFEST).write_text(json.dumps(sealed(document)))
+        with pytest.raises(DataError):
+            self.use(victim)
+
+    @pytest.mark.parametrize("name", ["items", "item_titles.offsets", "train_users"])
+    def test_bug_arrays_of_other_kinds(self, victim: Path, name: str) -> None:
+        manifest = json.loads((victim / MANIFEST).read_text())
+        np.save(victim / f"{name}.npy", np.array(1))
+        self.vouch(victim, manifest)
+        with pytest.raises(DataError):
+            self.use(victim)
+
     def test_bug_feature_stem_points_elsewhere(self, victim: Path) -> None:
         path = victim / "features" / "items" / "schema.json"
         schema = json.loads(path.read_text())
@@ -214,7 +263,7 @@ class TestCheckpoints:
     def forge(self, folder: Path, content: bytes, document: dict[str, Any] | None = None) -> None:
         folder.mkdir(exist_ok=True)
         (folder / checkpoint.TENSORS).write_bytes(content)
-        crc32 = checkpoint._checksum(folder / checkpoint.TENSORS)
+        crc32 = file_crc32(folder / checkpoint.TENSORS)
         body = {"format": checkpoint.FORMAT, "crc32": crc32} | (document or {})
         (folder / checkpoint.DOCUMENT).write_text(json.dumps(sealed(body)))
 
@@ -251,6 +300,117 @@ class TestCheckpoints:
             checkpoint.load(tmp_path / "step-1")
 
 
+class TestBundles:
+    @pytest.fixture
+    def victim(self, content_bundle: Path, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(content_bundle, tmp_path / "victim"))
+
+    def use(self, folder: Path) -> None:
+        """Open it and do with it what the commands and the server do."""
+        opened = open_bundle(folder)
+        keys = opened.item_keys(range(1, opened.num_items + 1))
+        opened.recommend([keys[:3], [], ["\udcff"]], min(10, opened.num_items))
+        opened.recommend([keys[:3]], 1, user_features=[{"age": 20, "region": "x"}])
+        opened.similar(keys[0], 1)
+        live = LiveBundle("main", folder)
+        json.dumps(live.describe())
+        live.serving.facts.page("a", limit=3, offset=0)
+        live.serving.facts.page("", limit=3, offset=0)
+        remove_items(opened, keys[:1], folder.parent / "fewer", overwrite=True)
+        table = pl.DataFrame({"item": ["new"], "category": ["x"], "price": [3.0]})
+        add_items(opened, table, folder.parent / "more", overwrite=True)
+
+    def vouch(self, folder: Path, manifest: dict[str, Any]) -> None:
+        made = ("checksum", "files", "kind", "format_version")
+        bundles.write_manifest(folder, {k: v for k, v in manifest.items() if k not in made})
+
+    def test_a_whole_one_can_be_used(self, victim: Path) -> None:
+        self.use(victim)
+
+    @USE
+    @given(data=st.data())
+    def test_forged_manifests(self, victim: Path, data: st.DataObject) -> None:
+        path = victim / bundles.MANIFEST
+        whole = path.read_text()
+        document = changed(json.loads(whole), data)
+        document.pop("checksum", None)
+        checksum = document_checksum(document)
+        path.write_text(json.dumps({"checksum": checksum, **document}))
+        try:
+            with CLEAN:
+                self.use(victim)
+        finally:
+            path.write_text(whole)
+
+    @pytest.mark.parametrize(
+        ("name", "keys", "value"),
+        [
+            ("config.json", ("model", "dim"), 1 << 40),
+            ("config.json", ("model", "tower"), {"hidden": [1 << 34]}),
+            ("config.json", ("history_length",), 1 << 40),
+            ("config.json", ("history_length",), "20"),
+            ("config.json", ("model", "item_features"), ["*"]),
+            ("metrics.json", ("test",), 7),
+            ("features/users/schema.json", ("age", "num_values"), 1 << 40),
+            ("features/users/schema.json", ("age", "settings"), []),
+            ("features/items/schema.json", ("price", "encoder"), []),
+        ],
+    )
+    def test_bug_sizes_and_kinds_that_nobody_would_write(
+        self, victim: Path, name: str, keys: tuple[str, ...], value: object
+    ) -> None:
+        """Believed, each would have filled the memory or ended in a traceback later."""
+        manifest = json.loads((victim / bundles.MANIFEST).read_text())
+        document = json.loads((victim / name).read_text())
+        here = document
+        for key in keys[:-1]:
+            here = here[key]
+        here[keys[-1]] = value
+        (victim / name).write_text(json.dumps(document))
+        self.vouch(victim, manifest)
+        with pytest.raises(DataError):
+            open_bundle(victim)
+
+    def test_bug_documents_without_end(self, victim: Path) -> None:
+        manifest = json.loads((victim / bundles.MANIFEST).read_text())
+        whole = (victim / "config.json").read_text()
+        (victim / "config.json").write_text(whole + " " * (16 << 20))
+        self.vouch(victim, manifest)
+        with pytest.raises(DataError, match="larger than 16 MB"):
+            open_bundle(victim)
+
+    @USE
+    @given(data=st.data())
+    def test_forged_documents(self, victim: Path, data: st.DataObject) -> None:
+        names = ["config.json", "metrics.json", "features/items/schema.json"]
+        path = victim / data.draw(st.sampled_from([*names, "features/users/schema.json"]))
+        manifest, whole = (victim / bundles.MANIFEST).read_text(), path.read_text()
+        path.write_text(json.dumps(changed(json.loads(whole), data)))
+        self.vouch(victim, json.loads(manifest))
+        try:
+            with CLEAN:
+                self.use(victim)
+        finally:
+            path.write_text(whole)
+            (victim / bundles.MANIFEST).write_text(manifest)
+
+    @USE
+    @given(data=st.data())
+    def test_forged_arrays(self, victim: Path, data: st.DataObject) -> None:
+        manifest = (victim / bundles.MANIFEST).read_text()
+        names = sorted(n for n in json.loads(manifest)["files"] if n.endswith(".npy"))
+        path = victim / data.draw(st.sampled_from(names))
+        whole = path.read_bytes()
+        np.save(path, forged_array(np.load(path), data))
+        self.vouch(victim, json.loads(manifest))
+        try:
+            with CLEAN:
+                self.use(victim)
+        finally:
+            path.write_bytes(whole)
+            (victim / bundles.MANIFEST).write_text(manifest)
+
+
 class TestRuns:
     @pytest.fixture
     def victim(self, run: Path, tmp_path: Path) -> Path:
@@ -267,10 +427,12 @@ class TestRuns:
         document = changed(json.loads(whole), data)
         document.pop("seal", None)
         path.write_text(json.dumps(sealed(document) if "best" in name else document))
-        for read in (open_run, read_run):
-            with CLEAN:
-                read(victim)
-        path.write_text(whole)
+        try:
+            for read in (open_run, read_run):
+                with CLEAN:
+                    read(victim)
+        finally:
+            path.write_text(whole)
 
     @pytest.mark.parametrize("name", ["config.json", "result.json", "checksums.json"])
     def test_bug_deep_json(self, victim: Path, name: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from crossbatch.data import PrepareOptions, open_dataset, open_source, prepare
@@ -31,6 +31,7 @@ FUZZ = settings(
     max_examples=max(40, FAULTS),
     deadline=None,
     derandomize=True,
+    phases=[Phase.generate],  # an example is simple enough; making it simpler may take minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

@@ -8,6 +8,7 @@ whole or absent at once, and equal to the undisturbed result, to the bit, in the
 from __future__ import annotations
 
 import shutil
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,10 +56,21 @@ def whole_or_absent(out: Path) -> None:
 
 @pytest.fixture
 def victims(
-    recipe: Path, raw: Path, dataset: Path, run: Path, other_run: Path, bundle: Path
+    recipe: Path,
+    raw: Path,
+    dataset: Path,
+    run: Path,
+    bundle: Path,
+    content_bundle: Path,
+    place: Path,
 ) -> dict[str, Victim]:
-    del other_run
     train = ["--data", dataset, "--resume", "--quiet"]
+    guarded = ["sampler.max_staleness=0.5", "sampler.guard=true", "train.log_every=3"]
+    options = [word for each in guarded for word in ("--set", each)]
+    items = place / "items.csv"
+    items.write_text("item,title,category\nnew,A new one,x\n")
+    space = place / "space.toml"
+    space.write_text("[train]\nlr = { low = 0.001, high = 0.1, log = true }\n")
     grid = ["--models", "youtube_dnn", "--samplers", "in_batch,balanced", "--seeds", 0]
     return {
         "prepare": Victim(
@@ -72,6 +84,30 @@ def victims(
             fingerprints.of_run,
             lambda _: None,
             share=0.45,
+        ),
+        "train with a guarded bank": Victim(
+            lambda out: ["train", recipe, "--out", out, *train, *options],
+            fingerprints.of_run,
+            lambda _: None,
+            share=0.1,
+        ),
+        "items add": Victim(
+            lambda out: [
+                "items", "add", content_bundle, items, "--out", out, "--quiet", "--overwrite",
+            ],
+            fingerprints.of_bundle,
+            lambda out: open_bundle(out) and None,
+            begin=lambda out: shutil.copytree(content_bundle, out) and None,
+            share=0.1,
+        ),
+        "tune": Victim(
+            lambda out: [
+                "tune", recipe, "--data", dataset, "--out", out, "--space", space, "--trials", 3,
+                "--quiet",
+            ],
+            fingerprints.of_study,
+            lambda _: None,
+            share=0.04,
         ),
         "export": Victim(
             # over an older bundle: at no moment may there be none, or half of one
@@ -88,7 +124,7 @@ def victims(
             ],
             fingerprints.of_grid,
             lambda _: None,
-            share=0.03,
+            share=0.05,
         ),
     }  # fmt: skip
 
@@ -105,7 +141,9 @@ def kill(commands: Commands, argv: list[object], usual: Ended, rng: Random) -> E
     """Run a command that will be killed at some moment of its usual course."""
     assert usual.changes is not None
     if rng.random() < 0.5:
-        return commands.run(*argv, kill_after=rng.uniform(0, usual.seconds))
+        alone = rng.random() < 0.5  # or with the workers that it started
+        moment = rng.uniform(0, usual.seconds)
+        return commands.run(*argv, kill_after=moment, descendants=not alone)
     return commands.run(*argv, die_at=rng.randint(1, usual.changes))
 
 
@@ -115,6 +153,9 @@ def kill(commands: Commands, argv: list[object], usual: Ended, rng: Random) -> E
         "prepare",
         "train",
         "export",
+        pytest.param("train with a guarded bank", marks=pytest.mark.slow),
+        pytest.param("items add", marks=pytest.mark.slow),
+        pytest.param("tune", marks=pytest.mark.slow),
         pytest.param("reproduce", marks=pytest.mark.slow),
     ],
 )
@@ -151,3 +192,27 @@ def test_killed_and_started_again(
         assert [path.name for path in out.parent.iterdir()] == ["out"], "leftovers beside it"
         for _ in range(since):
             counts.survived(f"SIGKILL in {name}")
+
+
+@pytest.mark.slow
+def test_stopped_and_started_again(
+    victims: dict[str, Victim], commands: Commands, place: Path, rng: Random, counts: Counts
+) -> None:
+    """Ctrl-C saves between two steps, whichever they are: not a number may tell of it."""
+    victim, out = victims["train"], fresh(place, "stops")
+    usual = commands.run(*victim.argv(out))
+    expected = victim.fingerprint(out)
+    wanted = max(2, FAULTS // 10)
+    stops = 0
+    while stops < wanted:
+        out, before = fresh(place, "stops"), stops
+        while True:
+            moment = rng.uniform(0, usual.seconds)
+            patient = stops - before < MOST_KILLS and stops < wanted
+            after = moment if patient else None
+            if commands.run(*victim.argv(out), kill_after=after, how=signal.SIGINT).code == 0:
+                break
+            stops += 1
+        assert victim.fingerprint(out) == expected
+        for _ in range(stops - before):
+            counts.survived("SIGINT in train")

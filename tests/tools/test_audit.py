@@ -50,6 +50,19 @@ def test_every_version_and_licence_is_the_installed_one() -> None:
         assert part.licence != inventory.UNKNOWN, part
 
 
+def test_bug_the_audit_could_never_pass() -> None:
+    """What was looked into holds no file of the licence that its metadata name."""
+    (name,) = inventory.LOOKED_INTO
+    try:
+        installed = distribution(name)
+    except PackageNotFoundError:
+        pytest.skip(f"{name} is not installed here")
+    assert not [file for file in installed.files or () if file.suffix == ".el"]
+    extras = inventory.installed_extras("crossbatch")
+    doubtful = [part for part in inventory.needed("crossbatch", extras) if not part.acceptable]
+    assert not doubtful
+
+
 def test_something_that_is_not_installed_is_an_error_not_an_omission() -> None:
     with pytest.raises(PackageNotFoundError):
         inventory.needed("no-such-distribution")

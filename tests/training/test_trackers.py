@@ -28,6 +28,49 @@ def test_tensorboard_can_read_what_a_run_wrote(dataset, recipe, tmp_path):
     assert {e.step: e.value for e in events.Scalars("eval/recall@50")} == journal(run)
 
 
+def test_bug_tensorboard_showed_steps_twice_that_a_kill_repeated(dataset, recipe, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tmp_path / "run"
+
+    def killed(_trainer, step):
+        if step == 31:  # after a line of step 30, which the checkpoint of step 20 knows nothing of
+            raise KeyboardInterrupt
+
+    for probe in (killed, None):
+        (tracker,) = open_trackers(["tensorboard"], run)
+        with suppress(KeyboardInterrupt):
+            fit(dataset, recipe, run, trackers=(tracker,), test=False, probe=probe, resume=True)
+        tracker.close()
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(5, 61, 5))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # between MLflow and SQLAlchemy
+def test_bug_a_kill_between_the_id_and_the_settings_left_a_run_without(
+    dataset, recipe, tmp_path, monkeypatch
+):
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    quick = recipe.changed(["train.max_steps=5"])
+    for kill in (True, False):
+        (tracker,) = open_trackers(["mlflow"], tmp_path / "run")
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            if kill:
+                patch.setattr(mlflow, "log_params", killed)
+            fit(dataset, quick, tmp_path / "run", trackers=(tracker,), test=False, resume=True)
+        tracker.close()
+    run_id = (tmp_path / "run" / "mlflow_run_id.txt").read_text().strip()
+    assert mlflow.MlflowClient().get_run(run_id).data.params["sampler.capacity"] == "70"
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # between MLflow and SQLAlchemy
 def test_mlflow_can_read_what_a_run_wrote_in_two_sittings(dataset, recipe, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")

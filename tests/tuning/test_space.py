@@ -79,7 +79,9 @@ def test_a_space_has_the_shape_of_a_recipe(tmp_path):
 def test_whatever_is_drawn_is_an_override_within_the_space(tmp_path_factory, seed):
     space = read_space(written(tmp_path_factory.mktemp("space"), SPACE))
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed))
-    recipe = Recipe().changed(space.draw(study.ask()))
+    trial = study.ask()
+    drawn = [f"{key}={each.draw(trial, key)}" for key, each in space.keys.items()]
+    recipe = Recipe().changed(drawn)
     assert recipe.sampler in ({"name": "in_batch"}, {"name": "cross_batch", "capacity": 64})
     assert 0.001 <= recipe.train.lr <= 0.1
     assert recipe.model.tower["hidden"] in range(8, 17)
@@ -132,6 +134,12 @@ def test_the_default_space_contains_the_recipe(capacity):
 def test_mistakes_are_named(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         read_space(written(tmp_path, text))
+
+
+def test_bug_deep_toml(tmp_path):
+    (tmp_path / "space.toml").write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match="not TOML"):
+        read_space(tmp_path / "space.toml")
 
 
 def test_an_absent_file_is_named(tmp_path):

@@ -11,7 +11,7 @@ import optuna
 from crossbatch.config import Recipe
 from crossbatch.data import PrepareOptions, open_dataset, prepare
 from crossbatch.data.synthetic import SynthOptions, synthetic_source
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, DataError
 from crossbatch.training import fit
 from crossbatch.tuning import Choice, Range, Space
 from crossbatch.tuning import study as module
@@ -33,6 +33,7 @@ RECIPE = Recipe.from_dict(
 )
 SPACE = Space({"train.lr": Range(1e-6, 0.05, log=True), "sampler.capacity": Choice(("64", "128"))})
 TRIALS = 7
+LEARNING_RATES = tuple(str(rate / 1000) for rate in range(1, 99))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_hopeless_trials_are_pruned_early_and_the_best_is_not(whole):
 def test_a_killed_study_ends_as_one_that_was_not(whole, dataset, tmp_path, monkeypatch):
     """Killed in the middle of a trial, after the study heard of a step that no checkpoint has."""
     honest = Judge.event
-    kills = [(1, 30), (4, 15)]
+    kills = [(1, 30), (3, 45)]
 
     def killing(self, event, step, fields):
         honest(self, event, step, fields)
@@ -92,6 +93,54 @@ def test_a_killed_study_ends_as_one_that_was_not(whole, dataset, tmp_path, monke
     study = tune(dataset, RECIPE, tmp_path / "killed", trials=TRIALS, space=SPACE)
     assert not kills
     assert content(study) == content(whole[0])
+
+
+@pytest.mark.parametrize("draws", [3, 4, 9])
+def test_bug_a_kill_between_two_draws_changed_the_second(
+    whole, dataset, tmp_path, monkeypatch, draws
+):
+    """What is drawn after a kill must not depend on what was drawn before it."""
+    count = iter(range(99))
+    draw = Choice.draw
+
+    def killed(self, trial, key):
+        if next(count) == draws:
+            raise RuntimeError("killed")
+        return draw(self, trial, key)
+
+    two = Space({"sampler.capacity": Choice(("64", "128")), "train.lr": Choice(LEARNING_RATES)})
+    quick = RECIPE.changed(["train.max_steps=15"])
+    study = tune(dataset, quick, tmp_path / "whole", trials=5, space=two)
+    with monkeypatch.context() as patch:
+        patch.setattr(Choice, "draw", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            tune(dataset, quick, tmp_path / "again", trials=5, space=two)
+    again = tune(dataset, quick, tmp_path / "again", trials=5, space=two)
+    assert content(again) == content(study)
+
+
+def test_bug_a_kill_before_the_database_made_the_folder_a_stranger(dataset, tmp_path):
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / ".lock").touch()
+    quick = RECIPE.changed(["train.max_steps=15"])
+    assert len(tune(dataset, quick, tmp_path / "study", trials=1, space=SPACE).trials) == 1
+
+
+def test_bug_a_kill_after_a_trial_left_its_weights(dataset, tmp_path, monkeypatch):
+    quick = RECIPE.changed(["train.max_steps=15"])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_drop_weights", lambda *_: None)
+        tune(dataset, quick, tmp_path / "study", trials=1, space=SPACE)
+    assert (tmp_path / "study/trials/000/best").is_dir()
+    tune(dataset, quick, tmp_path / "study", trials=1, space=SPACE)
+    assert not (tmp_path / "study/trials/000/best").exists()
+
+
+def test_bug_a_damaged_database_is_one_sentence(dataset, tmp_path):
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(DataError, match=r"study\.db cannot be read or written \(.*not a database"):
+        tune(dataset, RECIPE, tmp_path / "study", trials=1, space=SPACE)
 
 
 def test_more_trials_go_on_where_the_study_stopped(whole, dataset, tmp_path):

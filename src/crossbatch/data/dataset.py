@@ -18,7 +18,7 @@ from crossbatch.data.features import Feature, encode_table, read_encoders, read_
 from crossbatch.data.folder import read_manifest
 from crossbatch.data.soundness import check_sound
 from crossbatch.data.strings import KeyLookup, StringTable
-from crossbatch.documents import file_checksum
+from crossbatch.documents import is_as_written, listed_file
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class Dataset:
             self.num_items, self.num_users = int(counts["items"]), int(counts["users"])
             self.eligible_samples = int(counts["eligible_samples"])
             self.min_history = int(self.manifest["options"]["min_history"])
-            dict(self.manifest["files"])
-        except (KeyError, TypeError, ValueError) as error:
+            self._files = dict(self.manifest["files"].items())
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise DataError(f"{path} has a broken manifest ({error}): prepare it again") from None
         self.offsets = self._load("offsets")  # [num_users + 1] int64
         self.items = self._load("items")  # [n] int32, sequences end to end
@@ -154,10 +154,15 @@ class Dataset:
         """Return the items' titles, their keys where there is none."""
         ids = [int(item) for item in ids]
         keys = self.item_keys(ids)
-        if not (self.path / "item_titles.bytes.npy").is_file():
+        table = self.title_table()
+        if table is None:
             return keys
-        titles = self._item_titles.take(ids)
-        return [title or key for title, key in zip(titles, keys, strict=True)]
+        return [title or key for title, key in zip(table.take(ids), keys, strict=True)]
+
+    def title_table(self) -> StringTable | None:
+        """Return the titles as stored, if the source had any."""
+        there = (self.path / "item_titles.bytes.npy").is_file()
+        return self._item_titles if there else None
 
     def item_ids(self, keys: Sequence[str]) -> np.ndarray:
         """Return the ids of items by their keys in the source, 0 where unknown.  int64."""
@@ -179,12 +184,11 @@ class Dataset:
         Raises:
             DataError: If a file differs from the manifest's checksum, or points out of another.
         """
-        home = self.path.resolve()
-        for name, expected in self.manifest["files"].items():
-            path = self.path / name
-            if not path.resolve().is_relative_to(home):
+        for name, expected in self._files.items():
+            path = listed_file(self.path, name)
+            if path is None:
                 raise DataError(f"{self.path} lists {name!r}, which is no file of the dataset")
-            if not path.is_file() or file_checksum(path) != expected:
+            if not is_as_written(path, expected):
                 raise DataError(f"{path} is missing or was changed: prepare the dataset again")
         check_sound(self)
 

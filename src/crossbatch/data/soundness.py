@@ -19,8 +19,21 @@ def check_sound(dataset: Dataset) -> None:
     Checksums tell whether files changed since they were written; this tells whether whoever wrote
     them meant well.
     """
+    try:
+        _check(dataset)
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        TypeError,
+    ) as error:  # no array of its kind at all
+        raise DataError(f"the dataset contradicts itself ({error}): prepare it again") from error
+
+
+def _check(dataset: Dataset) -> None:
     num_items, num_users, n = dataset.num_items, dataset.num_users, len(dataset.items)
     _require(num_items > 0 and num_users > 0, "the counts are not positive")
+    _require(dataset.min_history > 0, "histories may be empty")
     offsets = dataset.offsets
     _require(_whole(offsets) and len(offsets) == num_users + 1, "offsets do not fit the users")
     _require(_rising(offsets, n), "offsets do not rise from 0 to the number of items")
@@ -62,6 +75,9 @@ def _check_keys(dataset: Dataset) -> None:
         keys, order = dataset.key_arrays(what)
         _require(keys.sound and len(keys) == rows, f"{what} keys do not fit")
         _require(len(order) == rows and _within(order, 0, rows - 1), f"{what} keys have no order")
+    titles = dataset.title_table()
+    fit = titles is None or (titles.sound and len(titles) == dataset.num_items + 1)
+    _require(fit, "item titles do not fit")
 
 
 def _check_feature(feature: Feature, rows: int) -> None:

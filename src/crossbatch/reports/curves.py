@@ -35,6 +35,7 @@ DIAGNOSTICS = {
     "bank_mass_share": ("Bank share of the softmax", "probability mass on cached columns"),
     "item_norm": ("Item norm", "mean length of item vectors"),
     "mean_direction_share": ("Mean-direction share", "towards 1 all items point the same way"),
+    "mean_direction_growth": ("Mean-direction growth", "the same, over what it was without bank"),
     "gradient_ratio": ("Gradient ratio", "item-side / user-side gradient norm"),
 }
 TRAIN_VALUES = {

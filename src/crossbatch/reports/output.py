@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ def write_whole(path: Path, content: bytes) -> Path:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path)
         partial.write_bytes(content)
         partial.replace(path)
     except OSError as error:
@@ -37,3 +39,21 @@ def write_whole(path: Path, content: bytes) -> Path:
             partial.unlink()
         raise ConfigError(f"cannot write {path} ({error.strerror}); name another file") from error
     return path
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes that were killed while they wrote this file left beside it."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        writer = left.name.removesuffix(".partial").rpartition(".")[2]
+        if writer.isdigit() and not _alive(int(writer)):
+            left.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True

@@ -6,15 +6,17 @@ bundle.recommend([["0439023483", "0439023491"]], k=20)
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 import torch
 
 from crossbatch.config import Recipe
+from crossbatch.data.features import encode_table
+from crossbatch.documents import read_document
 from crossbatch.retrieval import ExactIndex, IVFIndex
 from crossbatch.serving import towers as stored_towers
 from crossbatch.serving.catalogue import StoredCatalogue
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 CONFIG, METRICS, CARD = "config.json", "metrics.json", "README.md"
 ITEM_VECTORS, INDEX = "item_vectors.npy", "index.faiss"
 USERS, ITEMS = "features/users", "features/items"
+MOST_HISTORY = 1 << 16
 
 
 class Bundle(Recommender):
@@ -44,7 +47,7 @@ class Bundle(Recommender):
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
-        document = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        document = read_document(path / CONFIG, "export anew")
         self.config: ModelConfig = Recipe.from_dict({"model": document["model"]}).model
         encoders = schema_encoders(path / USERS)
         self.user_features = described(read_schema(path / USERS), encoders)
@@ -78,8 +81,7 @@ class Bundle(Recommender):
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """What training measured, as in a run's `result.json`."""
-        metrics: dict[str, Any] = json.loads((self.path / METRICS).read_text(encoding="utf-8"))
-        return metrics
+        return read_document(self.path / METRICS, "export anew")
 
     def item_state(self) -> dict[str, Tensor]:
         """Weights of the item tower, memory-mapped."""
@@ -101,6 +103,37 @@ class Bundle(Recommender):
         for part, size in sizes.items():
             if size != expected:
                 raise BundleError(f"{self.path} has {size} {part} for {expected} items")
+        if not self._facts_fit(self.manifest["items"]["trained"], expected):
+            raise BundleError(f"{self.path} contradicts itself: export anew")
+
+    def _facts_fit(self, trained: int, count: int) -> bool:
+        """Whether what documents say is of the kind that they would say."""
+        origin, index = self.manifest["origin"], self.manifest["index"]
+        return (
+            0 < trained <= count
+            and type(self.history_length) is int
+            and 0 < self.history_length <= MOST_HISTORY
+            and isinstance(self.manifest["name"], str)
+            and isinstance(origin.get("changes", []), list)
+            and isinstance(index["asked"], str)
+            and 0 <= index["target"] <= 1
+            and set(self.config.item_features) <= set(read_schema(self.path / ITEMS))
+            and set(self.config.user_features) <= set(self.user_features)
+        )
+
+    def check_sound(self) -> None:
+        """Read every array once: after this no index of one points outside of another.
+
+        Checksums tell whether files changed since they were written; this tells whether whoever
+        wrote them meant well.
+        """
+        assert isinstance(self.catalogue, StoredCatalogue)
+        metrics = self.metrics.get("test", {})
+        if not self.catalogue.is_sound or not isinstance(metrics, dict):
+            raise BundleError(f"{self.path} contradicts itself: export anew")
+        for encoders in (schema_encoders(self.path / ITEMS), self.user_encoders):
+            blank = pl.DataFrame(schema=dict.fromkeys(encoders, pl.String)).clear(n=1)
+            encode_table(dict(encoders), blank)
 
 
 def _index(path: Path, vectors: Tensor, facts: dict[str, Any]) -> ExactIndex | IVFIndex:
@@ -117,8 +150,8 @@ def open_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
 
     Args:
         path: The folder.
-        verify: Whether the large arrays are compared with their checksums too; their sizes and
-            every smaller file always are.
+        verify: Whether the large arrays are compared with their checksums and with each other too;
+            their sizes and every smaller file always are.
 
     Raises:
         BundleError: If it is no bundle, incomplete, altered, or of another format version.
@@ -127,7 +160,10 @@ def open_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
     manifest = read_manifest(folder)
     try:
         verify_files(folder, manifest, everything=verify)
-        return Bundle(folder, manifest)
+        bundle = Bundle(folder, manifest)
+        if verify:
+            bundle.check_sound()
+        return bundle
     except BundleError:
         raise
     except Exception as error:  # whatever a foreign file provokes is its fault, not ours

@@ -66,6 +66,20 @@ class StoredCatalogue:
         """Items are 1 … this."""
         return len(self._keys) - 1
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether keys, titles, counts and the search for keys fit each other."""
+        counts, n = self.item_counts, self.num_items
+        return (
+            self._keys.sound
+            and self._titles.sound
+            and len(self._titles) == n + 1
+            and counts.dtype == np.int64
+            and counts.shape == (n + 1,)
+            and bool((counts >= 0).all())
+            and self._index.is_sound
+        )
+
     def item_ids(self, keys: Sequence[str]) -> np.ndarray:
         """Ids of items by their keys, 0 where unknown; int64."""
         return self._index.find([str(key) for key in keys])

@@ -12,6 +12,7 @@ recommended, but a history is read without it.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from crossbatch.retrieval import IVFIndex
 from crossbatch.serving import graph as graphs
 from crossbatch.serving.bundle import ITEMS, Bundle
 from crossbatch.serving.catalogue import all_items
-from crossbatch.serving.manifest import MANIFEST
+from crossbatch.serving.manifest import MANIFEST, BundleError
 from crossbatch.serving.parity import Probe, drawn_users
 from crossbatch.serving.profiles import Profiles, feature_table
 from crossbatch.serving.schema import sample_tables, schema_encoders
@@ -36,7 +37,7 @@ from crossbatch.serving.towers import ID_TABLE, USER_TOWER, item_side, map_tenso
 from crossbatch.serving.writing import Contents, IndexPlan, write_bundle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -70,16 +71,17 @@ def add_items(
     progress("items", 0, None)
     keys = _new_keys(bundle, items, key)
     titles = items[title].cast(pl.String).fill_null("").to_list() if title in items else [""]
-    return _changed(
-        bundle,
-        Path(out),
-        kept=np.arange(bundle.num_items + 1),
-        keys=keys,
-        titles=titles if len(titles) == len(keys) else titles * len(keys),
-        vectors=encode_content(bundle, items),
-        overwrite=overwrite,
-        progress=progress,
-    )
+    with _blamed(bundle):
+        return _changed(
+            bundle,
+            Path(out),
+            kept=np.arange(bundle.num_items + 1),
+            keys=keys,
+            titles=titles if len(titles) == len(keys) else titles * len(keys),
+            vectors=encode_content(bundle, items),
+            overwrite=overwrite,
+            progress=progress,
+        )
 
 
 def remove_items(
@@ -109,16 +111,17 @@ def remove_items(
         raise DataError(f"{len(unknown)} of the items are not in the bundle: {_some(unknown)}")
     stays = np.ones(bundle.num_items + 1, dtype=bool)
     stays[ids] = False
-    return _changed(
-        bundle,
-        Path(out),
-        kept=np.flatnonzero(stays),
-        keys=[],
-        titles=[],
-        vectors=bundle.item_vectors[:0],
-        overwrite=overwrite,
-        progress=progress,
-    )
+    with _blamed(bundle):
+        return _changed(
+            bundle,
+            Path(out),
+            kept=np.flatnonzero(stays),
+            keys=[],
+            titles=[],
+            vectors=bundle.item_vectors[:0],
+            overwrite=overwrite,
+            progress=progress,
+        )
 
 
 def encode_content(bundle: Bundle, items: pl.DataFrame) -> Tensor:
@@ -156,6 +159,15 @@ def mean_id_vector(table: Tensor, counts: np.ndarray) -> Tensor:
     weights = np.asarray(counts[: len(table)], dtype=np.float64)
     shares = torch.from_numpy(weights / max(1.0, weights.sum()))
     return shares.to(table.dtype) @ table
+
+
+@contextmanager
+def _blamed(bundle: Bundle) -> Iterator[None]:
+    """What only a forged document can provoke is told as such."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        raise BundleError(f"{bundle.path} cannot be changed ({error!r}): export anew") from error
 
 
 def _new_keys(bundle: Bundle, items: pl.DataFrame, column: str) -> list[str]:

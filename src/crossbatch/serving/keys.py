@@ -54,6 +54,14 @@ class KeyIndex:
         self._keys, self._hashes, self._rows = keys, hashes, rows
         self._remembered: dict[str, int] = {}  # keys asked for lately: popular items come again
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether every hash has a row, and every row is one of the table."""
+        n, rows = len(self._keys) - 1, self._rows
+        types = self._hashes.dtype == np.uint64 and np.issubdtype(rows.dtype, np.integer)
+        fit = types and self._hashes.shape == rows.shape == (n,)
+        return fit and (not n or bool(rows.min() > 0 and rows.max() <= n))
+
     def find(self, wanted: Sequence[str]) -> np.ndarray:
         """Return the row of each key, 0 where it is unknown.  `[len(wanted)]`, int64."""
         remembered = self._remembered

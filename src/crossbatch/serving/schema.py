@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from crossbatch.data.features import SCHEMA, read_encoders
+from crossbatch.documents import read_document
 from crossbatch.models import FeatureTable
 from crossbatch.serving.manifest import BundleError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from crossbatch.data.encoders import Encoder
 
 SHOWN_VALUES = 100  # of a vocabulary, most frequent first
+MOST_VALUES = 1 << 24  # of a feature: a vocabulary, or the width of a vector
 
 
 def copy_schema(source: Path, target: Path, names: Sequence[str]) -> None:
@@ -42,10 +44,12 @@ def read_schema(folder: Path) -> dict[str, Any]:
     """Return kind and size of each feature, as stored; empty without a folder."""
     if not (folder / SCHEMA).is_file():
         return {}
-    schema: dict[str, Any] = json.loads((folder / SCHEMA).read_text(encoding="utf-8"))
+    schema = read_document(folder / SCHEMA, "export anew")
     for entry in schema.values():
         if not entry["stem"].isalnum():
             raise BundleError(f"{folder / SCHEMA} names the file {entry['stem']!r}: export anew")
+        if type(entry["num_values"]) is not int or not 0 < entry["num_values"] <= MOST_VALUES:
+            raise BundleError(f"{folder / SCHEMA} has features of impossible sizes: export anew")
     return schema
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
@@ -12,7 +13,7 @@ from crossbatch.models import MODELS, ItemTower, TwoTower
 from crossbatch.serving.manifest import BundleError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -33,9 +34,9 @@ def split_state(towers: TwoTower) -> tuple[dict[str, Tensor], dict[str, Tensor]]
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors; an empty file is allowed, for a tower may have no weights."""
-    from crossbatch.training import checkpoint  # a server loads towers and never saves them
+    from crossbatch.training import tensor_files  # a server loads towers and never saves them
 
-    checkpoint.save_tensors(path, tensors)
+    tensor_files.save_tensors(path, tensors)
     path.chmod(0o644)  # the library makes files that only their owner may read
 
 
@@ -52,15 +53,17 @@ def user_side(
     config: ModelConfig, features: Mapping[str, FeatureTable], state: Mapping[str, Tensor]
 ) -> TwoTower:
     """The user tower alone, for `TwoTower.interests`; it reads vectors, not items."""
-    towers = TwoTower(
-        nn.Identity(),
-        build(MODELS, "model", {"name": config.name} | config.tower, config.dim),
-        history="item_tower",
-        user_features=features,
-        normalize=config.normalize,
-    )
-    _load(towers, state)
-    return towers
+
+    def towers() -> TwoTower:
+        return TwoTower(
+            nn.Identity(),
+            build(MODELS, "model", {"name": config.name} | config.tower, config.dim),
+            history="item_tower",
+            user_features=features,
+            normalize=config.normalize,
+        )
+
+    return _loaded(towers, state)
 
 
 def item_side(
@@ -70,19 +73,24 @@ def item_side(
     state: Mapping[str, Tensor],
 ) -> TwoTower:
     """The item tower over items of its own; `state` holds an id table of so many rows."""
-    towers = TwoTower(
-        ItemTower(num_items, config.dim, features=features, **config.item),
-        nn.Identity(),
-        history="item_tower",
-        normalize=config.normalize,
-    )
-    _load(towers, {f"item_tower.{name}": value for name, value in state.items()})
-    return towers
+
+    def towers() -> TwoTower:
+        return TwoTower(
+            ItemTower(num_items, config.dim, features=features, **config.item),
+            nn.Identity(),
+            history="item_tower",
+            normalize=config.normalize,
+        )
+
+    return _loaded(towers, {f"item_tower.{name}": value for name, value in state.items()})
 
 
-def _load(towers: TwoTower, state: Mapping[str, Any]) -> None:
-    try:
-        towers.load_state_dict(dict(state))
-    except RuntimeError as error:
-        raise BundleError(f"the bundle's weights do not fit its recipe: {error}") from None
-    towers.eval().requires_grad_(requires_grad=False)
+def _loaded(make: Callable[[], TwoTower], state: Mapping[str, Tensor]) -> TwoTower:
+    """Towers with their weights; made without memory first, for a recipe may promise any size."""
+    with torch.device("meta"):
+        promised = {name: value.shape for name, value in make().state_dict().items()}
+    if promised != {name: value.shape for name, value in state.items()}:
+        raise BundleError("the bundle's weights do not fit its recipe: export anew")
+    towers = make()
+    towers.load_state_dict(dict(state))
+    return towers.eval().requires_grad_(requires_grad=False)

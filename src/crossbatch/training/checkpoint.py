@@ -9,19 +9,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import zlib
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from crossbatch.data.renaming import put_in_place, sync_entry
 from crossbatch.documents import SEAL, read_document, seal_is_broken, sealed
 from crossbatch.errors import DataError
-from crossbatch.training.distributed.table_files import file_sizes, save_tables, whole_tables
+from crossbatch.training.distributed.table_files import (
+    FOLDER as TABLES,
+)
+from crossbatch.training.distributed.table_files import (
+    check_tables,
+    save_tables,
+    whole_tables,
+)
+from crossbatch.training.tensor_files import file_crc32, save_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor
@@ -32,7 +39,6 @@ NO_TABLES: dict[str, ShardedTable] = {}
 FORMAT = 2
 UNSEALED_FORMAT = 1  # of earlier releases: only the tensors had a checksum
 TENSORS, DOCUMENT = "tensors.safetensors", "checkpoint.json"
-PIECE = 1 << 20
 
 
 def save(
@@ -54,26 +60,18 @@ def save(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
-        save_tables(tables, partial)
+        listed = save_tables(tables, partial)
+        if listed:
+            sync_entry(partial / TABLES)
         save_tensors(partial / TENSORS, tensors)
         sync_entry(partial / TENSORS)
-        crc32 = _checksum(partial / TENSORS)
-        facts = {"format": FORMAT, "crc32": crc32, "table_bytes": file_sizes(partial)}
+        facts = {"format": FORMAT, "crc32": file_crc32(partial / TENSORS), "tables": listed}
         document = sealed(facts | document)
         write_durably(partial / DOCUMENT, json.dumps(document, indent=1).encode())
         sync_entry(partial)
         put_in_place(partial, path, replace=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors, straight from their own memory: a copy of tables may be a gigabyte."""
-    plain = {name: value.detach().contiguous().cpu() for name, value in tensors.items()}
-    try:
-        save_file(plain, path)
-    except SafetensorError as error:  # which hides what the operating system said
-        raise OSError(f"{path} could not be written: {error}") from None
 
 
 def partial_path(path: Path) -> Path:
@@ -97,13 +95,12 @@ def load(path: Path, *, tables: bool = True) -> tuple[dict[str, Tensor], dict[st
     if seal_is_broken(document) or (document["format"] == FORMAT and SEAL not in document):
         raise DataError(f"checkpoint {path} is corrupted: {DOCUMENT} does not match its checksum")
     try:
-        crc32 = _checksum(path / TENSORS)
+        crc32 = file_crc32(path / TENSORS)
     except OSError as error:
         raise DataError(f"checkpoint {path} cannot be read: {error.strerror}") from None
     if crc32 != document.get("crc32"):
         raise DataError(f"checkpoint {path} is corrupted: its checksum does not match")
-    if document.get("table_bytes", {}) != file_sizes(path):
-        raise DataError(f"checkpoint {path} is corrupted: its tables are not as long as they were")
+    check_tables(path, document.get("tables", {}), spread=not tables)
     try:
         return load_file(path / TENSORS) | (whole_tables(path) if tables else {}), document
     except (OSError, SafetensorError) as error:
@@ -149,12 +146,3 @@ def write_json(path: Path, document: dict[str, Any] | list[Any]) -> None:
     write_durably(partial, json_bytes(document))
     partial.replace(path)
     sync_entry(path.parent)
-
-
-def _checksum(path: Path) -> int:
-    """CRC-32 of a file, a piece at a time."""
-    crc32 = 0
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            crc32 = zlib.crc32(piece, crc32)
-    return crc32

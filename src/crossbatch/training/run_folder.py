@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 CHECKED_FILES = ("config.json", "journal.jsonl", "examples.json", "per_user/*.npy")
 
 
+LOCK = ".lock"  # of the process that writes a folder; stays when it has ended
+
+
 class RunInUseError(ConfigError):
     """Another process trains in the folder."""
 
@@ -61,7 +64,7 @@ class RunFolder:
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("w")
+            self._lock = (path / LOCK).open("w")
         except OSError as error:
             raise ConfigError(f"run folder {path} cannot be written: {error.strerror}") from None
         try:
@@ -292,7 +295,7 @@ def flat(section: Any, prefix: str = "") -> dict[str, Any]:
 def in_use(path: Path) -> bool:
     """Whether a process trains in the run folder `path` at this moment."""
     try:
-        with (path / ".lock").open("r") as lock:
+        with (path / LOCK).open("r") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

@@ -71,9 +71,10 @@ def open_run(path: Path, *, data: Path | None = None) -> SavedRun:
     state = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
     try:
         towers.load_state_dict(state)
-    except RuntimeError as error:
+        step = int(document["step"])
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise DataError(f"{path}/best does not fit the run's recipe: {error}") from None
-    return SavedRun(recipe, dataset, towers.eval(), document["step"])
+    return SavedRun(recipe, dataset, towers.eval(), step)
 
 
 def evaluate_runs(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from crossbatch.errors import ConfigError
+from crossbatch.reports.output import write_whole
 from crossbatch.training.run_folder import flat
 
 if TYPE_CHECKING:
@@ -30,12 +32,14 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         # Opened at the first line: a run folder that is refused must stay as it is.
-        self._open: Callable[[], Any] = lambda: SummaryWriter(str(run / "tensorboard"))
+        self._open: Callable[..., Any] = partial(SummaryWriter, str(run / "tensorboard"))
         self._writer: Any = None
 
     def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
         """Write the line's numbers as scalars."""
-        self._writer = self._writer or self._open()
+        if self._writer is None:
+            # What a killed sitting wrote after its checkpoint happens again.
+            self._writer = self._open(purge_step=step + 1 if event == "resume" else None)
         for name, value in scalars(event, fields).items():
             self._writer.add_scalar(name, value, step)
 
@@ -83,9 +87,9 @@ class MLflow:
             self._mlflow.start_run(run_id=remembered.read_text().strip())
             return
         started = self._mlflow.start_run(run_name=self._run.name)
-        remembered.write_text(started.info.run_id + "\n")
         config = json.loads((self._run / "config.json").read_text())
         self._mlflow.log_params(flat(config))
+        write_whole(remembered, f"{started.info.run_id}\n".encode())  # once the run is complete
 
 
 TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}

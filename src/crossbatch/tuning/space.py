@@ -91,10 +91,6 @@ class Space:
 
     keys: Mapping[str, Range | Choice]
 
-    def draw(self, trial: optuna.Trial) -> list[str]:
-        """Overrides of a recipe, as the search suggests them."""
-        return [f"{key}={each.draw(trial, key)}" for key, each in self.keys.items()]
-
     def own(self, recipe: Recipe) -> dict[str, float | str]:
         """The recipe's own values, as far as they lie in the space."""
         document = recipe.to_dict()
@@ -118,7 +114,7 @@ def read_space(path: Path) -> Space:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"space {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"space {path} is not TOML: {error}") from None
     keys = _parse(document, "")
     if not keys:

@@ -4,8 +4,8 @@
 
 Each trial is an ordinary run below `STUDY/trials`, with its journal; test users are never looked
 at. Optuna keeps the study in `STUDY/study.db`. A trial that was killed goes on from its checkpoint,
-and trial n is drawn by a generator of seed + n from those before it: an interrupted study ends as
-one that was not.
+and every value of every trial is drawn by a generator of its own from the trials before it: a study
+that was interrupted, at whatever moment, ends as one that was not.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import optuna
 from optuna.trial import TrialState
 from sqlalchemy import URL
+from sqlalchemy.exc import SQLAlchemyError
 
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, DataError
 from crossbatch.training import DivergedError, fit
 from crossbatch.training.assemble import resolve
 from crossbatch.training.progress import Silent
-from crossbatch.training.run_folder import RunFolder
+from crossbatch.training.run_folder import LOCK, RunFolder
 from crossbatch.tuning.outcome import write_outcome
 from crossbatch.tuning.space import Space, default_space
 
@@ -68,18 +70,25 @@ def tune(
     if trials < 1:
         raise ConfigError(f"trials must be at least 1, got {trials}")
     space.check(recipe)
-    if out.exists() and any(out.iterdir()) and not (out / DATABASE).is_file():
+    strangers = out.exists() and any(path.name != LOCK for path in out.iterdir())
+    if strangers and not (out / DATABASE).is_file():
         raise ConfigError(f"{out} is not empty and holds no study; choose another --out")
     folder = RunFolder(out, resume=True)  # its lock keeps two searches apart
     try:
         study = _open_study(dataset, recipe, space, out)
         while len(study.get_trials(states=FINISHED)) < trials:
-            trial = _next_trial(study, recipe.train.seed)
+            trial = _next_trial(study)
             _run_trial(study, trial, dataset, recipe, space, out, progress())
             on_trial(study, study.trials[trial.number])
             write_outcome(study, recipe, out)
         write_outcome(study, recipe, out)
+        _drop_weights(study, out)
         return study
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise DataError(
+            f"{out / DATABASE} cannot be read or written ({reason}): free some space, or restore it"
+        ) from error
     finally:
         folder.close()
 
@@ -118,15 +127,23 @@ def _open_study(dataset: Dataset, recipe: Recipe, space: Space, out: Path) -> op
     return study
 
 
-def _next_trial(study: optuna.Study, seed: int) -> optuna.Trial:
+def _next_trial(study: optuna.Study) -> optuna.Trial:
     """The trial that was killed, if any, else a new one."""
     killed = study.get_trials(states=(TrialState.RUNNING,))
-    number = killed[0].number if killed else len(study.get_trials(states=FINISHED))
-    study.sampler = optuna.samplers.TPESampler(seed=seed + number)
     if killed:
         # ask() only makes new trials; an existing one has no public handle but its id.
         return optuna.Trial(study, killed[0]._trial_id)
     return study.ask()
+
+
+def _draw(study: optuna.Study, trial: optuna.Trial, space: Space, seed: int) -> list[str]:
+    """Overrides of the recipe; of a trial that was killed at its drawing the same as without."""
+    overrides = []
+    for place, (key, each) in enumerate(space.keys.items()):
+        states = np.random.SeedSequence((seed, trial.number, place)).generate_state(1)
+        study.sampler = optuna.samplers.TPESampler(seed=int(states[0]))
+        overrides.append(f"{key}={each.draw(trial, key)}")
+    return overrides
 
 
 def _run_trial(
@@ -138,9 +155,9 @@ def _run_trial(
     out: Path,
     progress: Progress,
 ) -> None:
-    overrides = space.draw(trial)
+    overrides = _draw(study, trial, space, recipe.train.seed)
     trial.set_user_attr("overrides", overrides)
-    path, metric = out / "trials" / f"{trial.number:03d}", recipe.train.metric
+    path, metric = _trial_path(out, trial.number), recipe.train.metric
     judge = Judge(trial, metric, set(study.trials[trial.number].intermediate_values))
     try:
         result = fit(
@@ -163,8 +180,18 @@ def _run_trial(
         study.tell(trial, result["valid"][metric])
     finally:
         progress.stop()
-    for weights in ("best", "checkpoints"):  # a trial's numbers are all that is wanted of it
-        shutil.rmtree(path / weights, ignore_errors=True)
+    _drop_weights(study, out)
+
+
+def _drop_weights(study: optuna.Study, out: Path) -> None:
+    """Of finished trials, of earlier sittings too, the numbers are all that is wanted."""
+    for trial in study.get_trials(deepcopy=False, states=FINISHED):
+        for weights in ("best", "checkpoints"):
+            shutil.rmtree(_trial_path(out, trial.number) / weights, ignore_errors=True)
+
+
+def _trial_path(out: Path, number: int) -> Path:
+    return out / "trials" / f"{number:03d}"
 
 
 class Judge:

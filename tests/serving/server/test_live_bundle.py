@@ -103,3 +103,18 @@ def test_the_search_over_titles_is_ready_before_the_new_bundle_serves(
     replace(place, youtube_path)
     assert live.reload()
     assert live.serving.facts.searchable
+
+
+def test_bug_links_in_a_circle_ended_the_watch(place: Path, mind_path: Path) -> None:
+    link = place.with_name("link")
+    link.symlink_to(place)
+    live = LiveBundle("main", link)
+    link.unlink()
+    link.symlink_to("link")
+    assert not live.changed()
+    assert not live.reload()
+    link.unlink()
+    link.symlink_to(mind_path)
+    assert not live.changed()
+    assert live.changed()
+    assert live.reload()

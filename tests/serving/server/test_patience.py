@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import signal
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -14,7 +16,6 @@ import pytest
 from .running import RunningServer, wait_until
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -26,6 +27,7 @@ import time
 from crossbatch.serving.server import http_protocol, guard
 from crossbatch.serving import Bundle
 http_protocol.REQUEST_SECONDS = 0.5
+http_protocol.ANSWER_SECONDS = 1.0
 http_protocol.MAX_CONNECTIONS = 40
 known = Bundle.known
 def slow(self, histories):
@@ -65,6 +67,29 @@ def test_slow_clients_are_sent_away_and_others_do_not_notice(impatient: RunningS
     answered.sendall(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n123")
     assert not read(answered).startswith(b"HTTP/1.1 2")
     assert impatient.ask("/health").status == 200
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel has no such limit")
+def test_bug_a_client_that_never_reads_was_kept_for_ever(impatient: RunningServer) -> None:
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # as little as the kernel allows
+    deaf.connect(("127.0.0.1", impatient.port))
+    deaf.sendall(10 * b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    time.sleep(5)
+    deaf.settimeout(30)
+    with pytest.raises(ConnectionResetError):
+        read(deaf)
+
+
+def test_bug_requests_without_end_in_one_go_filled_the_memory(impatient: RunningServer) -> None:
+    flood = impatient.connect()
+    with contextlib.suppress(OSError):  # cut off while it sends, or while it reads
+        flood.sendall(5_000 * b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert read(flood).count(b"HTTP/1.1 200") < 5_000
+    few = impatient.connect()
+    few.sendall(9 * b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    few.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert read(few).count(b"HTTP/1.1 200") == 10
 
 
 def test_an_idle_connection_may_be_used_again(impatient: RunningServer) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.errors import ConfigError, DataError, out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,8 @@ def blamed(name: str) -> Iterator[None]:
             raise
         raise DataError(f"{name} points outside of itself: it is damaged") from error
     except PROVOKED as error:
+        if out_of_memory(error):
+            raise MemoryError(str(error)) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
             f"{name} cannot be read ({reason}): it is damaged, or not what its name says"

@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol with the bounds that it leaves open: slow, endless, too many.
 
-A client that opens connections and lets bytes drip would otherwise hold each of them for ever.
+A client that opens connections and lets bytes drip, or never reads its answers, would otherwise
+hold each of them for ever; one that sends thousands of requests in one go would fill the memory.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from crossbatch.serving.server.limits import MAX_CONNECTIONS, MAX_HEAD_BYTES
+from crossbatch.serving.server.limits import MAX_CONNECTIONS, MAX_HEAD_BYTES, MAX_PIPELINED
 
 if TYPE_CHECKING:
     import asyncio
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 REQUEST_SECONDS = 10.0
+ANSWER_SECONDS = 30.0  # in which a client must read some of what it is sent
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -33,6 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._head_bytes: int | None = 0  # None once the head is whole
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -46,6 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock with the connection."""
         self._stop_clock()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -66,12 +70,25 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is whole: from here on the application counts."""
         self._head_bytes = None
-        super().on_headers_complete()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.transport.abort()
+        if not self.transport.is_closing():
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """The request is whole: from here on the application watches the time."""
         self._stop_clock()
         super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """The client does not read: it gets some time to begin."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._stop_waiting()
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP at all."""
@@ -89,6 +106,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _stop_waiting(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _refuse(self, status: int, message: str) -> None:
         self._stop_clock()

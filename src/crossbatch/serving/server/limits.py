@@ -10,3 +10,4 @@ MAX_PAGE_ITEMS = 100
 MAX_OFFSET = 10_000
 MAX_USER_FEATURES = 100
 MAX_CONNECTIONS = 1_024
+MAX_PIPELINED = 16  # requests that a connection may send before the first is answered

@@ -127,7 +127,7 @@ def signature(path: Path) -> Signature:
     """Name, inode, size and time of every file of a folder; empty if there is no folder."""
     try:
         stats = [(str(file), file.stat()) for file in sorted(path.resolve().rglob("*"))]
-    except OSError:  # vanished while it was being read
+    except (OSError, RuntimeError):  # vanished while it was being read; links in a circle
         return ()
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 

@@ -14,7 +14,7 @@ import uvicorn
 from crossbatch.errors import ConfigError
 from crossbatch.serving.server.app import API_PATHS, OPEN_PATHS, build_app
 from crossbatch.serving.server.guard import Guard, is_loopback
-from crossbatch.serving.server.http_protocol import BoundedProtocol
+from crossbatch.serving.server.http_protocol import ANSWER_SECONDS, BoundedProtocol
 from crossbatch.serving.server.json_log import event, log_to_stderr
 from crossbatch.serving.server.json_route import ShortCut
 from crossbatch.serving.server.live_bundle import LiveBundle
@@ -151,9 +151,13 @@ class _Server(uvicorn.Server):
 def _listen(options: ServeOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        return socket.create_server((options.host, options.port), family=family, backlog=2048)
+        listening = socket.create_server((options.host, options.port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"cannot listen on {options.host} port {options.port} "
             f"({getattr(error, 'strerror', None) or error}); pass another --port or --host"
         ) from None
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux: what the kernel holds, nobody else can drop
+        milliseconds = round(1000 * ANSWER_SECONDS)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    return listening

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def share_reads(ranks: Ranks, tables: Sequence[RowAdam | RowAdagrad]) -> None:
     """Give every table the reads of all ranks, in the ranks' order, in place of its own."""
-    own = [[read for read in table.reads if read.leaf.grad is not None] for table in tables]
+    own = [[read for read in table.reads if read.wide_gradient is not None] for table in tables]
     flat = [read for reads in own for read in reads]
     if not flat:
         return

@@ -1,19 +1,24 @@
-"""Files of tables that are spread over ranks, by torch.distributed.checkpoint.
+"""Files of tables that are spread over ranks: safetensors, whose reader cannot run code.
 
 Each rank writes its own rows, and any number of ranks reads them back, one process without TorchRec
-among them. They stand in a folder of the checkpoint, under the names that the tensors would have in
-its other file.
+among them. They stand in a folder of the checkpoint, one file a rank; a tensor's name is the one it
+would have in the checkpoint's other file, and the number of its first row: `model.x.weight@1024`.
+(torch.distributed.checkpoint would do the same, but keeps its index as a pickle.)
 """
 
 from __future__ import annotations
 
-import warnings
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
 
+from crossbatch.data.renaming import sync_entry
 from crossbatch.errors import DataError
+from crossbatch.training.distributed.ranks import Ranks
+from crossbatch.training.distributed.start import together
+from crossbatch.training.tensor_files import file_crc32, save_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,72 +31,113 @@ if TYPE_CHECKING:
 FOLDER = "tables"
 
 
-def save_tables(tables: dict[str, ShardedTable], checkpoint: Path) -> None:
-    """Write the tables into the folder of a checkpoint; every rank calls it."""
-    import torch.distributed as dist
-    from torch.distributed.checkpoint.state_dict_saver import save
+def save_tables(tables: dict[str, ShardedTable], checkpoint: Path) -> dict[str, int]:
+    """Write the tables into the folder of a checkpoint; every rank calls it.
 
+    Returns:
+        CRC-32 of each rank's file, by name.
+    """
     if not tables:
-        return
-    dist.barrier()  # the first rank has made the folder
-    with _quiet():
-        save(_state(tables), checkpoint_id=checkpoint / FOLDER)
+        return {}
+    ranks = Ranks(dist.get_rank(), dist.get_world_size())
+    ranks.wait()  # the first rank has made the folder
+    path = checkpoint / FOLDER / f"rank-{ranks.rank:05d}.safetensors"
+
+    def write() -> int:
+        path.parent.mkdir(exist_ok=True)
+        save_tensors(path, {f"{key}@{first}": rows for key, first, rows in _own_rows(tables)})
+        sync_entry(path)
+        return file_crc32(path)
+
+    written = {path.name: together(ranks, write)}
+    return {name: crc32 for each in ranks.collect_objects(written) for name, crc32 in each.items()}
+
+
+def check_tables(checkpoint: Path, listed: Any, *, spread: bool) -> None:
+    """Raise `DataError` unless the tables are as they were written.
+
+    Args:
+        checkpoint: Its folder.
+        listed: What `save_tables` returned.
+        spread: Whether several ranks are about to read them: each then checks its share of the
+            files, and what one finds all hear, so that all turn to the same checkpoint.
+    """
+    paths = sorted((checkpoint / FOLDER).glob("*"))
+    alone = not spread or not dist.is_initialized()
+    ranks = Ranks(0, 1) if alone else Ranks(dist.get_rank(), dist.get_world_size())
+    whole = isinstance(listed, dict) and set(listed) == {path.name for path in paths}
+    whole = whole and all(
+        file_crc32(path) == listed[path.name] for path in paths[ranks.rank :: ranks.size]
+    )
+    if not (whole if alone else all(ranks.collect_objects(whole))):
+        raise DataError(f"checkpoint {checkpoint} is corrupted: its tables are not as saved")
 
 
 def load_tables(
     tables: dict[str, ShardedTable], checkpoint: Path, tensors: dict[str, Tensor]
 ) -> None:
     """Restore the tables from the folder of a checkpoint, or from `tensors` of one process."""
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    if not tables:
-        return
-    state = _state(tables)
-    if (checkpoint / FOLDER).is_dir():
-        with _quiet():
-            load(state, checkpoint_id=checkpoint / FOLDER)
-        return
-    for key, own in state.items():
-        for shard in own.local_shards():
-            start, size = shard.metadata.shard_offsets[0], shard.metadata.shard_sizes[0]
-            shard.tensor.copy_(tensors.pop(key)[start : start + size])
+    own = list(_own_rows(tables))
+    parts = list(_stored(checkpoint)) or [
+        Rows(key, 0, tensors.pop(key)) for key in dict.fromkeys(rows.key for rows in own)
+    ]
+    for rows in own:
+        _fill(rows, parts)
 
 
 def whole_tables(checkpoint: Path) -> dict[str, Tensor]:
     """All rows of the tables of a checkpoint, for one process; nothing if it has none."""
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    folder = checkpoint / FOLDER
-    if not folder.is_dir():
-        return {}
-    try:
-        metadata: Any = FileSystemReader(folder).read_metadata().state_dict_metadata
-        tensors = {key: torch.empty(entry.size) for key, entry in metadata.items()}
-        with _quiet():
-            load(tensors, checkpoint_id=folder, no_dist=True)
-    except (OSError, RuntimeError, CheckpointException) as error:
-        raise DataError(f"{folder} cannot be read: {error}") from None
-    return tensors
+    parts = sorted(_stored(checkpoint), key=lambda part: part.first)
+    whole = {}
+    for key in dict.fromkeys(part.key for part in parts):
+        found = [part.values for part in parts if part.key == key]
+        shape = (sum(len(values) for values in found), *found[0].shape[1:])
+        whole[key] = torch.empty(shape, dtype=found[0].dtype)
+        _fill(Rows(key, 0, whole[key]), parts)
+    return whole
 
 
-def file_sizes(checkpoint: Path) -> dict[str, int]:
-    """Bytes of each file of the tables, by name."""
-    return {path.name: path.stat().st_size for path in (checkpoint / FOLDER).glob("*")}
+class Rows(NamedTuple):
+    """Consecutive rows of a table: its name in a checkpoint, the first one's number, `[n, …]`."""
+
+    key: str
+    first: int
+    values: Tensor
 
 
-def _state(tables: dict[str, ShardedTable]) -> dict[str, Any]:
-    state: dict[str, Any] = {}
+def _own_rows(tables: dict[str, ShardedTable]) -> Iterator[Rows]:
+    """This rank's rows, in their own memory."""
     for name, table in tables.items():
         rows, squares = table.shards()
-        state |= {f"model.{name}.weight": rows, f"optimizer.table.{name}.squares": squares}
-    return state
+        for key, sharded in (
+            (f"model.{name}.weight", rows),
+            (f"optimizer.table.{name}.squares", squares),
+        ):
+            for shard in sharded.local_shards():
+                yield Rows(key, shard.metadata.shard_offsets[0], shard.tensor)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's warnings about types of its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _stored(checkpoint: Path) -> Iterator[Rows]:
+    """The rows in the files of a checkpoint, mapped into memory."""
+    for path in sorted((checkpoint / FOLDER).glob("*")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    key, _, first = name.rpartition("@")
+                    yield Rows(key, int(first), file.get_tensor(name))
+        except (OSError, SafetensorError, ValueError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def _fill(rows: Rows, parts: list[Rows]) -> None:
+    """Copy into `rows` what the parts of the same table hold of them."""
+    filled = 0
+    for key, first, values in parts:
+        start = max(first, rows.first)
+        count = min(first + len(values), rows.first + len(rows.values)) - start
+        if key == rows.key and count > 0 and values.shape[1:] == rows.values.shape[1:]:
+            place = slice(start - rows.first, start - rows.first + count)
+            rows.values[place].copy_(values[start - first : start - first + count])
+            filled += count
+    if filled != len(rows.values):
+        raise DataError(f"the checkpoint has {filled} of {len(rows.values)} rows of {rows.key}")
