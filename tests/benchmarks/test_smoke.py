@@ -37,11 +37,14 @@ def test_results_are_written(script, tmp_path):
     assert all(document[key] for key in RESULTS[script])
 
 
-def test_every_model_and_sampler_has_a_floor_below_its_time(tmp_path):
+def test_every_model_and_sampler_is_timed_and_has_a_floor(tmp_path):
     document = results("steps", tmp_path)
     assert len(document["floors"]) == 12
     for label, floor in document["floors"].items():
-        assert 0 < floor["seconds"]["floor"] < min(document["rows"][label]["cpu"])
+        parts = {key: part for key, part in floor["seconds"].items() if key != "floor"}
+        assert floor["seconds"]["floor"] == pytest.approx(sum(parts.values()))
+        assert min(parts.values()) > 0
+        assert min(document["rows"][label]["cpu"]) > 0
     assert document["targets"]
     assert (tmp_path / "steps.svg").read_text().startswith("<?xml")
 

@@ -3,7 +3,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from crossbatch.models import MIND, routing
+from crossbatch import kernels
+from crossbatch.models import MIND, YouTubeDNN
 from crossbatch.models.routing import route, squash
 
 LENGTHS = [6, 1, 0, 3, 5]
@@ -48,9 +49,9 @@ def reference(tower: MIND, row: np.ndarray, logits: np.ndarray) -> np.ndarray:
     [(torch.float64, False, 1e-10), (torch.float32, False, 1e-5), (torch.float32, True, 1e-5)],
 )
 def test_equals_the_definition(iterations, relu, bias, dtype, compiled, atol, monkeypatch):
-    if compiled:
-        pytest.importorskip("numba")
-    monkeypatch.setattr(routing, "HAS_NUMBA", compiled)
+    if compiled and not kernels.available():
+        pytest.skip("needs numba")
+    monkeypatch.setattr(kernels, "available", lambda: compiled)
     torch.manual_seed(0)
     tower = MIND(8, iterations=iterations, relu=relu, bias=bias, routing="fixed").to(dtype)
     for parameter in tower.parameters():
@@ -81,6 +82,40 @@ def test_gradient_flows_through_the_last_sum_only():
     (squash(logits.softmax(1) @ mapped) * probe).sum().backward()
     for gradient, tensor in zip(found, (again, bilinear.weight, bilinear.bias), strict=True):
         torch.testing.assert_close(gradient, tensor.grad)
+
+
+@pytest.mark.skipif(not kernels.available(), reason="needs numba")
+@pytest.mark.parametrize("interests", [1, 4, 5])
+@pytest.mark.parametrize(("relu", "bias"), [(True, True), (False, False)])
+@pytest.mark.parametrize("scale", [1.0, 40.0], ids=["usual", "shares that vanish"])
+def test_compiled_gradients_are_those_of_autograd(interests, relu, bias, scale, monkeypatch):
+    """Of some interests only: what no loss has seen is left out of the compiled way back."""
+    torch.manual_seed(0)
+    tower = MIND(8, interests=interests, relu=relu, bias=bias, routing="fixed")
+    for parameter in tower.parameters():
+        torch.nn.init.normal_(parameter, std=0.6)
+    mask = torch.arange(6) < torch.tensor(LENGTHS)[:, None]
+    probe = torch.randn(5, interests, 8) * (torch.rand(5, interests, 1) < 0.6)
+    vectors = torch.where(mask.unsqueeze(2), scale * torch.randn(5, 6, 8), 0.0)
+    found = []
+    for compiled in (True, False):
+        monkeypatch.setattr(kernels, "available", lambda compiled=compiled: compiled)
+        tower.to(torch.float32 if compiled else torch.float64).zero_grad()
+        history = vectors.to(tower.bilinear.weight.dtype, copy=True).requires_grad_()
+        (tower(history, mask) * probe).sum().backward()
+        gradients = [history.grad, *(parameter.grad for parameter in tower.parameters())]
+        found.append([gradient.double() for gradient in gradients])
+    for fast, truth in zip(*found, strict=True):
+        torch.testing.assert_close(fast, truth, rtol=1e-3, atol=1e-4 * scale)
+
+
+@pytest.mark.skipif(not kernels.available(), reason="needs numba")
+def test_no_second_derivative_of_compiled_interests():
+    tower = MIND(4)
+    history = torch.randn(2, 3, 4, requires_grad=True)
+    interests = tower(history, torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(interests.sum(), history, create_graph=True)
 
 
 def test_squash_by_hand():
@@ -160,10 +195,22 @@ def test_adaptive_number_of_interests(length, available):
     torch.testing.assert_close(fewer(history, mask)[0], interests[:available])
 
 
-def test_bilinear_bias_starts_as_in_tf1():
+def test_bilinear_bias_starts_as_in_tf1_or_at_zero():
     bias = MIND(64).bilinear.bias
     assert bias.abs().max().item() == pytest.approx(0.2165, rel=0.05)
+    assert MIND(64, bias_start="zeros").bilinear.bias.abs().max() == 0
     assert MIND(64, bias=False).bilinear.bias is None
+
+
+def test_one_plain_interest_is_youtube_dnn():
+    """One capsule without a dense layer points where the linear map of the mean points."""
+    torch.manual_seed(0)
+    mind = MIND(8, interests=1, relu=False, bias_start="zeros").eval()
+    youtube = YouTubeDNN(8)
+    youtube.layers[0].load_state_dict(mind.bilinear.state_dict())
+    history, mask = torch.randn(4, 6, 8), torch.arange(6) < torch.tensor([6, 1, 3, 5])[:, None]
+    directions = [functional.normalize(tower(history, mask), dim=-1) for tower in (mind, youtube)]
+    torch.testing.assert_close(*directions)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +219,7 @@ def test_bilinear_bias_starts_as_in_tf1():
         ({"interests": 0}, "interests must be at least 1, got 0"),
         ({"iterations": 0}, "iterations must be at least 1, got 0"),
         ({"routing": "learned"}, "routing must be one of random, fixed, got 'learned'"),
+        ({"bias_start": "ones"}, "bias_start must be one of glorot, zeros, got 'ones'"),
         ({"readout": "max"}, "readout must be one of hard, soft, got 'max'"),
     ],
 )

@@ -88,3 +88,20 @@ def test_log_space_holds_for_rare_items():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         MixedSampler(CORPUS, **options)
+
+
+def test_uniform_items_every_so_often_with_a_q_of_their_own():
+    sampler, plain = MixedSampler(CORPUS, num_uniform=3, every=3), InBatchSampler(CORPUS)
+    mixed = MixedSampler(CORPUS, num_uniform=3)
+    for turn in range(7):
+        positives = batch(sampler)
+        like = mixed if turn % 3 == 0 else plain
+        assert torch.equal(positives.log_q, like.log_q(IDS))
+        assert len(sampler.draw(torch.zeros(2, 2), positives, encode)) == (2 if turn % 3 else 5)
+        sampler.observe(positives)
+        resumed = MixedSampler(CORPUS, num_uniform=3, every=3)
+        resumed.load_state_dict(sampler.state_dict())
+        sampler = resumed
+    assert "turn" not in mixed.state_dict()
+    with pytest.raises(ValueError, match="every must be at least 1"):
+        MixedSampler(CORPUS, every=0)

@@ -87,7 +87,7 @@ def test_what_is_not_finite_reaches_the_loss(poison):
     block[1, 2] = poison
     losses = np.empty(2, dtype=np.float32)
     keys = np.array([7, 8]), np.array([1, 2, 3, 4])
-    softmax_rows(block, np.zeros(4, np.float32), *keys, np.zeros(2, np.float32), -1, losses)
+    softmax_rows(block, np.zeros(4, np.float32), *keys, np.zeros(2, np.float32), -1, 1.0, losses)
     assert losses[0] == pytest.approx(np.log(5))
     assert not np.isfinite(losses[1])
 
@@ -96,6 +96,8 @@ def test_keys_that_share_their_last_bits_are_told_apart():
     block = np.zeros((2, 4), dtype=np.float32)
     losses = np.empty(2, dtype=np.float32)
     rows, columns = np.array([5, 5 + 1024]), np.array([5, 5 + 1024, 5 + 2048])
-    softmax_rows(block, np.zeros(3, np.float32), rows, columns, np.zeros(2, np.float32), -1, losses)
+    softmax_rows(
+        block, np.zeros(3, np.float32), rows, columns, np.zeros(2, np.float32), -1, 1.0, losses
+    )
     third, own = pytest.approx(1 / 3), pytest.approx(-2 / 3)
     assert block.tolist() == [[0.0, third, third, own], [third, 0.0, third, own]]

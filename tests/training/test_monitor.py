@@ -1,9 +1,18 @@
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from crossbatch.config import Recipe
+from crossbatch.data import PrepareOptions, open_dataset, prepare
+from crossbatch.data.synthetic import SynthOptions, synthetic_source
+from crossbatch.negatives import Candidates
 from crossbatch.training.assemble import build_trainer, resolve
 from crossbatch.training.monitor import ALARMS, Monitor
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def run(dataset, recipe, steps, every):
@@ -84,3 +93,50 @@ def test_clocks_stand_still_between_pause_and_go_on(monkeypatch):
     wall[0], cpu[0] = 201.0, 91.0
     monitor.pause()
     assert (monitor.seconds, monitor.cpu_seconds) == (9.0, 4.0)
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory):
+    """A log whose items have content, for towers that share all their weights among items."""
+    path = tmp_path_factory.mktemp("content") / "dataset"
+    source = synthetic_source(SynthOptions(users=1500, items=600, interactions=30_000, seed=7))
+    prepare(source, path, PrepareOptions())
+    return open_dataset(path)
+
+
+@pytest.mark.parametrize("item_gradient", ["paper", "balanced"])
+def test_a_collapse_rings_when_the_bank_is_switched_on_and_health_does_not(content, item_gradient):
+    """The demo's recipe, which with the published gradient never comes near a share of 0.9."""
+    recipe = Recipe.load(RECIPES / "demo.toml", [f"sampler.item_gradient={item_gradient}"])
+    recipe = recipe.changed(["sampler.warmup_steps=100", "train.device=cpu"])
+    monitor, lines, _ = run(content, recipe, 300, every=50)
+    shares = [
+        fields["diagnostics"]["mean_direction_share"] for event, _, fields in lines
+        if event == "train"
+    ]  # fmt: skip
+    warnings = [(step, fields["message"]) for event, step, fields in lines if event == "warning"]
+    assert monitor.share_before_bank == shares[1]
+    assert max(shares) < 0.9
+    if item_gradient == "balanced":
+        assert not warnings
+        return
+    assert len(warnings) == 1
+    step, message = warnings[0]
+    assert 100 < step <= 200
+    assert "mean_direction_growth is" in message
+    assert "collapsing" in message
+
+
+def test_growth_is_from_the_last_share_without_cached_columns(dataset, recipe):
+    trainer = build_trainer(resolve(recipe, dataset), dataset)
+    monitor = Monitor(trainer, 1, lambda *_, **__: None)
+    batch = Candidates(torch.randn(2, 4), torch.arange(1, 3), torch.zeros(2))
+    bank = Candidates(torch.randn(2, 4), torch.arange(1, 3), torch.zeros(2), cached=True)
+    plain, banked = SimpleNamespace(negatives=batch), SimpleNamespace(negatives=batch + bank)
+    assert monitor._growth(0.9, banked) == {}  # nothing to compare with
+    monitor._growth(0.5, plain)
+    assert monitor._growth(0.25, plain)["mean_direction_growth"] == 1.0
+    assert monitor._growth(0.5, banked)["mean_direction_growth"] == 2.0
+    assert monitor._growth(1.0, banked)["mean_direction_growth"] == 4.0
+    monitor.share_before_bank = 0.01
+    assert monitor._growth(0.5, banked)["mean_direction_growth"] == 2.5  # noise does not count

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import evaluate
-from crossbatch.training import fit
+from crossbatch.reproduce.probe import StabilityProbe
+from crossbatch.training import Interrupted, fit
 from crossbatch.training.assemble import resolve
 from crossbatch.training.run_folder import changed_keys
 from crossbatch.training.saved import evaluate_runs, open_run
@@ -215,6 +217,59 @@ def test_resume_with_another_recipe_is_refused(dataset, recipe, tmp_path):
     changed = replace(recipe, train=replace(recipe.train, lr=0.5))
     with pytest.raises(ConfigError, match=r"train\.lr is 0\.5, but the run .* began with 0\.01"):
         fit(dataset, changed, run, resume=True)
+
+
+def test_bug_a_finished_run_answered_for_another_recipe(finished, dataset):
+    out, recipe, _ = finished
+    changed = replace(recipe, train=replace(recipe.train, lr=0.5))
+    with pytest.raises(ConfigError, match=r"train\.lr is 0\.5, but the run .* began with 0\.01"):
+        fit(dataset, changed, out, resume=True)
+
+
+@contextmanager
+def stopped_after(steps, patch):
+    """As if Ctrl-C came after so many steps of this sitting."""
+    flags = (iter([*[False] * (steps - 1), *[True] * 9]) for _ in range(9))
+
+    @contextmanager
+    def flag(**_):
+        answers = next(flags)
+        yield lambda: next(answers)
+
+    with patch.context() as patched:
+        patched.setattr("crossbatch.training.sitting.interrupt_flag", flag)
+        yield
+
+
+def test_bug_a_stop_between_two_journal_lines_changed_the_next(
+    finished, dataset, tmp_path, monkeypatch
+):
+    """A line holds the mean loss since the one before, whichever sitting the steps fell to."""
+    out, recipe, _ = finished
+    for steps in (7, 9):
+        with stopped_after(steps, monkeypatch), pytest.raises(Interrupted):
+            fit(dataset, recipe, tmp_path / "run", resume=True)
+    fit(dataset, recipe, tmp_path / "run", resume=True)
+    lines = [
+        [(entry["step"], entry["loss"]) for entry in journal(run, "train")]
+        for run in (out, tmp_path / "run")
+    ]
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("steps", [4, 18, 43, 49])
+def test_bug_a_stop_within_a_measurement_lost_it(dataset, tmp_path, monkeypatch, steps):
+    """Drift looks back ten steps: a run that is stopped within them goes on from before them."""
+    recipe = RECIPE.changed(["train.eval_every=40"])
+
+    def probe():
+        return StabilityProbe(dataset, recipe)
+
+    fit(dataset, recipe, tmp_path / "whole", probe=probe(), test=False)
+    with stopped_after(steps, monkeypatch), pytest.raises(Interrupted):
+        fit(dataset, recipe, tmp_path / "run", probe=probe(), test=False)
+    fit(dataset, recipe, tmp_path / "run", probe=probe(), test=False, resume=True)
+    assert journal(tmp_path / "run", "probe") == journal(tmp_path / "whole", "probe")
 
 
 def test_diverging_training_stops_and_names_the_batch(dataset, recipe, tmp_path):

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from crossbatch.kernels.pages import on_large_pages
+
 from .checks import check_at_least_one
 
 
@@ -23,19 +25,28 @@ class Read:
     Attributes:
         ids: `[n]` rows of the table.
         bags: `[n]` the sum that each row went into; or how many consecutive rows each sum is of.
-        leaf: `[m, >= d]` what the towers saw, a leaf of autograd's graph.
+        leaf: `[m, >= d]` what the towers saw, a leaf of autograd's graph. Or, where the way back
+            was gone without a graph, the gradient itself (`given`).
         columns: Those of `leaf` that are of this table; others are of tables read beside it.
+        given: Whether `leaf` is the gradient.
     """
 
     ids: Tensor
     bags: Tensor | int
     leaf: Tensor
     columns: slice = field(default_factory=lambda: slice(None))
+    given: bool = False
+
+    @property
+    def wide_gradient(self) -> Tensor | None:
+        """`[m, >= d]` gradient of all columns of `leaf`; None where none has come."""
+        return self.leaf if self.given else self.leaf.grad
 
     @property
     def gradient(self) -> Tensor | None:
         """`[m, d]` gradient of the rows or of their sums; None where none has come."""
-        return None if self.leaf.grad is None else self.leaf.grad[:, self.columns]
+        wide = self.wide_gradient
+        return None if wide is None else wide[:, self.columns]
 
 
 class RowKeeper(Protocol):
@@ -99,7 +110,7 @@ class EmbeddingTable(RowTable):
     ) -> None:
         super().__init__()
         check_at_least_one(num_rows=num_rows, dim=dim)
-        self.weight = nn.Parameter(torch.empty(num_rows, dim))
+        self.weight = nn.Parameter(on_large_pages(torch.empty(num_rows, dim)))
         self.dim, self.sparse = dim, sparse
         self.padding_row = padding_row
         self.keeper = None

@@ -9,7 +9,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from .checks import check_at_least_one
 from .dense import dense_layer
-from .gru_scan import gru_scan
+from .gru_scan import gru_scan, gru_states
+from .routing import can_compile
 
 
 class ResetBeforeGRU(nn.Module):
@@ -37,6 +38,11 @@ class ResetBeforeGRU(nn.Module):
         """State `[B, h]` after the last item of each sequence."""
         with torch.autocast(packed.data.device.type, enabled=False):  # rounding adds up over steps
             items = packed.data.to(self.input_kernel.dtype)
+            if can_compile(items):
+                kernels = (self.input_kernel, self.gate_kernel, self.candidate_kernel, self.bias)
+                order = packed.sorted_indices
+                assert order is not None  # of sequences in any order
+                return gru_states(items, packed.batch_sizes, order, *kernels)
             projected = torch.addmm(self.bias, items, self.input_kernel)
             final = gru_scan(
                 projected, self.gate_kernel, self.candidate_kernel, packed.batch_sizes.tolist()

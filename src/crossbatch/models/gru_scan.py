@@ -34,6 +34,51 @@ def gru_scan(
     return final
 
 
+def gru_states(items: Tensor, steps: Tensor, order: Tensor, *kernels: Tensor) -> Tensor:
+    """The same from the items, compiled.
+
+    Args:
+        items: `[P, d]`, in the order of `PackedSequence.data`.
+        steps: `PackedSequence.batch_sizes`.
+        order: `[B]` the row of the result of each sequence (`PackedSequence.sorted_indices`).
+        kernels: Of the input `[d, 3h]`, the gates `[h, 2h]` and the candidate `[h, h]`; and the
+            bias `[3h]`.
+
+    Returns:
+        `[B, h]`.
+    """
+    final: Tensor = _States.apply(items.contiguous(), steps, order, *kernels)  # type: ignore[no-untyped-call]
+    return final
+
+
+class _States(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, items: Tensor, steps: Tensor, order: Tensor, *kernels: Tensor) -> Tensor:
+        from .gru_kernel import states
+
+        final = items.new_empty(len(order), kernels[2].shape[0])
+        arrays = [tensor.numpy() for tensor in (items, steps, order, *kernels, final)]
+        ctx.kept = states(*arrays)
+        ctx.save_for_backward(items, steps, order, *kernels)
+        return final
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from .gru_kernel import gradients
+
+        saved = [tensor.detach() for tensor in ctx.saved_tensors]
+        found = [torch.empty_like(tensor) for tensor in (saved[0], *saved[3:])]
+        activations, *others = ctx.kept
+        arrays = [
+            *(tensor.numpy() for tensor in (grad.contiguous(), *saved[:-1])),
+            *(activations.copy(), *others),
+            *(tensor.numpy() for tensor in found),
+        ]
+        gradients(*arrays)
+        return found[0], None, None, *found[1:]
+
+
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -19,10 +19,15 @@ def drop_positions(history: Tensor, rate: float) -> Tensor:
     Returns:
         `[B, L]`.
     """
+    kept = blank_positions(history, rate)
+    order = torch.argsort((kept == 0).to(torch.int8), dim=1, stable=True)
+    return kept.gather(1, order)
+
+
+def blank_positions(history: Tensor, rate: float) -> Tensor:
+    """As `drop_positions`, but what stays does not move: for towers that know no order."""
     noise = uniform_rows(history.shape, history.device)
     noise = noise.masked_fill(history == 0, -1.0)
     # The largest draw of a row always stays: it is the likeliest survivor anyway.
     keep = (noise >= rate) | (noise == noise.amax(dim=1, keepdim=True))
-    kept = history * keep
-    order = torch.argsort((kept == 0).to(torch.int8), dim=1, stable=True)
-    return kept.gather(1, order)
+    return history * keep

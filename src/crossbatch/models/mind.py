@@ -5,16 +5,18 @@ interests = tower(history_vectors, mask)        # [B, 4, 64]
 """
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from .checks import check_at_least_one, check_choice
-from .dense import mlp
+from .dense import MLP, mlp
 from .readout import READOUTS
-from .routing import route
+from .routing import can_compile, route, routed
 
 ROUTINGS = ("random", "fixed")
+BIAS_STARTS = ("glorot", "zeros")
 FIXED_POSITIONS = 256
 
 
@@ -39,6 +41,8 @@ class MIND(nn.Module):
         power: Sharpness of the soft readout.
         relu: Whether a dense layer with ReLU follows the capsules (ComiRec's setting for Books).
         bias: Whether the bilinear map has a bias.
+        bias_start: How that bias begins: `"glorot"` as in TF1, a hundred times the size of a mapped
+            item of a large catalogue, so that all users begin as one vector, or `"zeros"`.
         adaptive: Whether a history of n items has only max(1, min(K, log2 n)) interests, as in the
             original paper; the places of the others then repeat the first interest, which leaves
             the maximum over interests as it is.
@@ -62,6 +66,7 @@ class MIND(nn.Module):
         power: float = 1.0,
         relu: bool = True,
         bias: bool = True,
+        bias_start: str = "glorot",
         adaptive: bool = False,
         stochastic_evaluation: bool = False,
         routing_seed: int = 0,
@@ -70,13 +75,14 @@ class MIND(nn.Module):
         check_at_least_one(interests=interests, iterations=iterations)
         check_choice("routing", routing, ROUTINGS)
         check_choice("readout", readout, READOUTS)
+        check_choice("bias_start", bias_start, BIAS_STARTS)
         self.dim, self.num_interests, self.iterations = dim, interests, iterations
         self.routing, self.stochastic_evaluation = routing, stochastic_evaluation
         self.readout, self.power, self.adaptive = readout, power, adaptive
         self.bilinear = nn.Linear(dim, dim, bias=bias)
         nn.init.xavier_uniform_(self.bilinear.weight)
-        if bias:  # as TF1 initialises a vector that was given no initialiser
-            limit = math.sqrt(6 / (2 * dim))
+        if bias:  # TF1 treats a vector that was given no initialiser like a kernel
+            limit = math.sqrt(6 / (2 * dim)) if bias_start == "glorot" else 0.0
             nn.init.uniform_(self.bilinear.bias, -limit, limit)
         self.dense = mlp(dim, (), dim, relu=True) if relu else nn.Identity()
         generator = torch.Generator().manual_seed(routing_seed)
@@ -86,31 +92,55 @@ class MIND(nn.Module):
 
     def forward(self, history: Tensor, mask: Tensor) -> Tensor:
         """Interests `[B, K, d]` of histories `[B, L, d]` with mask `[B, L]`."""
-        logits = self._first_logits(mask)  # [B, K, L]
-        if not self.adaptive:
-            capsules = route(history, mask, logits, self.bilinear, self.iterations)
+        absent = self._absent(mask) if self.adaptive else None
+        if can_compile(self.bilinear.weight):
+            interests = self._over_real_positions(history, mask, absent)
         else:
-            absent = self._absent(mask)
-            logits = logits.masked_fill(absent, -torch.inf)
+            logits = self._first_logits(mask)  # [B, K, L]
+            if absent is not None:
+                logits = logits.masked_fill(absent, -torch.inf)
             capsules = route(history, mask, logits, self.bilinear, self.iterations)
-            capsules = torch.where(absent, capsules[:, :1], capsules)
-        interests: Tensor = self.dense(capsules)
-        return interests
+            interests = self.dense(capsules)
+        return interests if absent is None else torch.where(absent, interests[:, :1], interests)
+
+    @property
+    def layer(self) -> nn.Linear | None:
+        """The linear layer that a ReLU follows, behind the capsules."""
+        return cast("nn.Linear", self.dense[0]) if isinstance(self.dense, MLP) else None
 
     def select(self, interests: Tensor, target: Tensor) -> Tensor:
         """The vector `[B, d]` of interests `[B, K, d]` that answers for targets `[B, d]`."""
         return READOUTS[self.readout](interests, target, self.power)
 
+    def logits_at(self, positions: Tensor) -> Tensor:
+        """First routing logits `[P, K]` of items at these positions `[P]` of their histories."""
+        if self._draws:
+            drawn = truncated_normal(len(positions), self.num_interests)
+            return drawn.to(self.fixed_logits)
+        return self.fixed_logits[positions % FIXED_POSITIONS]
+
+    @property
+    def _draws(self) -> bool:
+        return self.routing == "random" and (self.training or self.stochastic_evaluation)
+
+    def _over_real_positions(self, history: Tensor, mask: Tensor, absent: Tensor | None) -> Tensor:
+        real = mask.flatten().nonzero().squeeze(1)  # [P]
+        items = history.flatten(0, 1).index_select(0, real)
+        logits = self.logits_at(real % mask.shape[1])
+        if absent is not None:
+            logits = logits.masked_fill(absent[real // mask.shape[1], :, 0], -torch.inf)
+        stops = mask.sum(dim=1).cumsum(dim=0)
+        return routed(items, stops, logits, self.iterations, self.bilinear, self.layer)
+
     def _first_logits(self, mask: Tensor) -> Tensor:
         B, L = mask.shape
-        fresh = self.routing == "random" and (self.training or self.stochastic_evaluation)
-        if not fresh:
-            positions = torch.arange(L, device=mask.device) % FIXED_POSITIONS
-            return self.fixed_logits[positions].T.expand(B, -1, -1)
+        if not self._draws:
+            positions = torch.arange(L, device=mask.device)
+            return self.logits_at(positions).T.expand(B, -1, -1)
         # Drawn for real positions only: padding changes neither the draws nor what follows them.
         real = mask.flatten().nonzero().squeeze(1)
         logits = self.fixed_logits.new_zeros(B * L, self.num_interests)
-        logits[real] = truncated_normal(len(real), self.num_interests).to(logits)
+        logits[real] = self.logits_at(real)
         return logits.view(B, L, -1).transpose(1, 2)
 
     def _absent(self, mask: Tensor) -> Tensor:

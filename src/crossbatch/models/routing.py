@@ -3,12 +3,12 @@
 capsules = route(history, mask, logits, bilinear, iterations=3)     # [B, K, d]
 """
 
-from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-HAS_NUMBA = find_spec("numba") is not None
+from crossbatch import kernels
 
 
 def routing_weights(logits: Tensor, mask: Tensor) -> Tensor:
@@ -47,48 +47,14 @@ def route(
         iterations: At least 1.
     """
     with torch.no_grad():
-        settle = _settled_compiled if _can_compile(history, logits) else _settled
-        weights = settle(history, mask, logits, bilinear, iterations - 1)
+        for _ in range(iterations - 1):
+            capsules = _capsules(history, routing_weights(logits, mask), bilinear)
+            agreement = torch.bmm(capsules @ bilinear.weight, history.transpose(1, 2))  # [B, K, L]
+            if bilinear.bias is not None:
+                agreement = agreement + (capsules @ bilinear.bias).unsqueeze(2)
+            logits = logits + agreement
+        weights = routing_weights(logits, mask)
     return _capsules(history, weights, bilinear)
-
-
-def _settled(
-    history: Tensor, mask: Tensor, logits: Tensor, bilinear: nn.Linear, rounds: int
-) -> Tensor:
-    """Weights `[B, K, L]` after some rounds of agreement."""
-    for _ in range(rounds):
-        capsules = _capsules(history, routing_weights(logits, mask), bilinear)
-        agreement = torch.bmm(capsules @ bilinear.weight, history.transpose(1, 2))  # [B, K, L]
-        if bilinear.bias is not None:
-            agreement = agreement + (capsules @ bilinear.bias).unsqueeze(2)
-        logits = logits + agreement
-    return routing_weights(logits, mask)
-
-
-def _settled_compiled(
-    history: Tensor, mask: Tensor, logits: Tensor, bilinear: nn.Linear, rounds: int
-) -> Tensor:
-    """The same over real positions only, one history at a time, in numba."""
-    from .routing_kernel import settle
-
-    real = mask.flatten().nonzero().squeeze(1)  # [P]
-    mapped = nn.functional.linear(history.flatten(0, 1).index_select(0, real), *_affine(bilinear))
-    stops = mask.sum(dim=1).cumsum(dim=0)
-    logits = logits.contiguous()
-    weights = torch.zeros_like(logits)
-    settle(mapped.numpy(), real.numpy(), stops.numpy(), logits.numpy(), rounds, weights.numpy())
-    return weights
-
-
-def _affine(bilinear: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    bias = bilinear.bias
-    return bilinear.weight.detach(), None if bias is None else bias.detach()
-
-
-def _can_compile(history: Tensor, logits: Tensor) -> bool:
-    plain = history.device.type == "cpu" and history.dtype == logits.dtype == torch.float32
-    rewritten = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
-    return plain and not rewritten and HAS_NUMBA
 
 
 def _capsules(history: Tensor, weights: Tensor, bilinear: nn.Linear) -> Tensor:
@@ -97,3 +63,74 @@ def _capsules(history: Tensor, weights: Tensor, bilinear: nn.Linear) -> Tensor:
     if bilinear.bias is not None:
         sums = sums + weights.sum(dim=2, keepdim=True) * bilinear.bias
     return squash(sums)
+
+
+def can_compile(weight: Tensor) -> bool:
+    """Whether the compiled form can stand in for a tower with this weight."""
+    plain = weight.device.type == "cpu" and weight.dtype == torch.float32
+    rewritten = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+    return plain and not rewritten and kernels.available()
+
+
+def routed(
+    items: Tensor,
+    stops: Tensor,
+    logits: Tensor,
+    iterations: int,
+    bilinear: nn.Linear,
+    layer: nn.Linear | None,
+) -> Tensor:
+    """Interests `[B, K, d]`: `route`, then `layer` and a ReLU, compiled, over real positions only.
+
+    Args:
+        items: `[P, d]` of one history after the other.
+        stops: `[B]` where each ends.
+        logits: First routing logits `[P, K]`.
+        iterations: At least 1.
+        bilinear: The shared map.
+        layer: The layer behind the capsules, or None.
+    """
+    d, weight = items.shape[1], bilinear.weight
+    bias = weight.new_zeros(d) if bilinear.bias is None else bilinear.bias
+    dense = weight.new_empty(0, d) if layer is None else layer.weight
+    dense_bias = weight.new_empty(0) if layer is None else layer.bias
+    found: Tensor = _Routed.apply(  # type: ignore[no-untyped-call]
+        items.contiguous(), stops, logits, iterations, weight, bias, dense, dense_bias
+    )
+    return found
+
+
+class _Routed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        items: Tensor,
+        stops: Tensor,
+        logits: Tensor,
+        iterations: int,
+        *parameters: Tensor,
+    ) -> Tensor:
+        from .routing_kernel import interests
+
+        found = items.new_empty(len(stops), logits.shape[1], items.shape[1])
+        tensors = (items, stops, logits, *parameters, found)
+        ctx.kept = interests(iterations, *(tensor.numpy() for tensor in tensors))
+        ctx.save_for_backward(items, stops, found, *parameters)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from .routing_kernel import gradients, rows_with_gradient
+
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError("interests have no second derivative")
+        items, stops, found, *parameters = (tensor.detach() for tensor in ctx.saved_tensors)
+        weight, _, dense, _ = (parameter.numpy() for parameter in parameters)
+        rows = grad.reshape(-1, grad.shape[-1]).contiguous().numpy()
+        chosen = rows_with_gradient(rows)
+        found_gradients = [torch.empty_like(tensor) for tensor in (items, *parameters)]
+        gradients(
+            rows[chosen], chosen, items.numpy(), stops.numpy(), weight, dense, found.numpy(),
+            *ctx.kept, *(tensor.numpy() for tensor in found_gradients),
+        )  # fmt: skip
+        return found_gradients[0], None, None, None, *found_gradients[1:]

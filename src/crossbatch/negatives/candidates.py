@@ -29,12 +29,14 @@ class Candidates:
             and mask mode `"batch"` leaves them alone.
         first_row: Column of the first row's own positive, where these are the positives of a batch
             that several processes share and the rows are those of one.
+        push: Factor of the gradient that these columns get as negatives; see `balanced`.
     """
 
-    __slots__ = ("_embeddings", "_item_ids", "_log_q", "_summands", "cached", "first_row")
+    __slots__ = ("_embeddings", "_item_ids", "_log_q", "_summands", "cached", "first_row", "push")
 
     cached: bool
     first_row: int
+    push: float
     _summands: tuple[Candidates, ...]
     _embeddings: Tensor | None
     _item_ids: Tensor | None
@@ -48,6 +50,7 @@ class Candidates:
         *,
         cached: bool = False,
         first_row: int = 0,
+        push: float = 1.0,
     ) -> None:
         if embeddings.dim() != 2 or not embeddings.is_floating_point():
             raise ValueError(
@@ -68,7 +71,7 @@ class Candidates:
         if not log_q.is_floating_point():
             raise ValueError(f"log_q must be floating point, got {log_q.dtype}")
         self._embeddings, self._item_ids, self._log_q = embeddings, item_ids, log_q
-        self.cached, self.first_row = cached, first_row
+        self.cached, self.first_row, self.push = cached, first_row, push
         self._summands = ()
 
     @property
@@ -116,6 +119,7 @@ class Candidates:
         union = object.__new__(Candidates)
         union._summands = self.parts + other.parts
         union.cached, union.first_row = self.cached and other.cached, self.first_row
+        union.push = 1.0  # the parts have theirs
         union._embeddings = union._item_ids = union._log_q = None
         return union
 

@@ -116,9 +116,13 @@ def balanced(positives: Candidates, num_cached: int) -> Candidates:
     others = len(positives) - 1
     if others == 0:
         return positives
-    v = positives.embeddings
-    v = v.detach() + (others + num_cached) / others * (v - v.detach())
-    return Candidates(v, positives.item_ids, positives.log_q, first_row=positives.first_row)
+    return Candidates(
+        positives.embeddings,
+        positives.item_ids,
+        positives.log_q,
+        first_row=positives.first_row,
+        push=(others + num_cached) / others,
+    )
 
 
 def check_bank_options(warmup_steps: int, item_gradient: str) -> None:

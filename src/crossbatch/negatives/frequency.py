@@ -10,7 +10,6 @@ Three estimates, each a valid `Corpus.item_counts` (any constant factor cancels 
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,7 +125,8 @@ class LogFrequency(nn.Module):
         if torch.compiler.is_compiling():  # value checks would break the graph
             return self.log_q[item_ids]
         log_q = self._looked_up(item_ids)
-        if log_q.numel() and float(log_q.min()) == -math.inf:
+        # One small operation: a sum is −inf if a term is, and no term is +inf.
+        if float(log_q.sum()) == -math.inf:
             unseen = int(item_ids[torch.isinf(log_q)][0])
             raise ValueError(
                 f"item_ids hold {unseen}, whose count is 0, so log q is -inf; count the items of "
@@ -135,9 +135,11 @@ class LogFrequency(nn.Module):
         return log_q
 
     def _looked_up(self, item_ids: Tensor) -> Tensor:
-        if (item_ids.device.type, item_ids.dtype, item_ids.dim()) == ("cpu", torch.int64, 1):
-            with suppress(IndexError):  # this look-up checks bounds by itself; the text is ours
+        if item_ids.is_cpu and item_ids.dtype == torch.int64 and item_ids.dim() == 1:
+            try:  # this look-up checks bounds by itself; the text of the complaint is ours
                 return self.log_q.index_select(0, item_ids)
+            except IndexError:
+                pass
         check_ids("item_ids", item_ids, 0, self.log_q.shape[0] - 1)
         return self.log_q[item_ids]
 

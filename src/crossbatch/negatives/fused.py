@@ -46,6 +46,7 @@ class Columns:
         exclude: `[B, N]`, or None.
         own: Where the batch's own positives begin among the columns, in the order of the rows; None
             where they are not among them.
+        push: Of each part.
     """
 
     log_q: tuple[Tensor, ...]
@@ -54,6 +55,7 @@ class Columns:
     column_keys: Tensor
     exclude: Tensor | None
     own: int | None
+    push: tuple[float, ...]
 
     @staticmethod
     def of(
@@ -62,13 +64,10 @@ class Columns:
         """What `sampled_softmax_loss` was given."""
         row_keys, column_keys = MASKS[mask](positives.item_ids, negatives)
         log_q = tuple(part.log_q.detach() for part in negatives.parts)
-        own, start = None, 0
-        for part in negatives.parts:
-            if part is positives and not part.cached:
-                own = start
-            start += part.item_ids.shape[0]
+        own = own_place(positives, negatives)
         own_log_q = positives.log_q.detach()
-        return Columns(log_q, own_log_q, row_keys, column_keys, exclude, own)
+        push = tuple(part.push for part in negatives.parts)
+        return Columns(log_q, own_log_q, row_keys, column_keys, exclude, own, push)
 
     def own_place(self, block: Tensor) -> Tensor:
         """`[B]` view of the rows' own positives in a block: among the columns, or after them."""
@@ -129,6 +128,7 @@ class FusedLosses(torch.autograd.Function):
                 gradient.addmm_(place, part)
             if own is not None and share is not None:
                 gradient.addcmul_(own, share.unsqueeze(1))
+        ctx.push = columns.push
         ctx.scale = 1 / len(losses) if mean else 1.0
         ctx.live = [number for number in range(len(parts)) if ctx.needs_input_grad[4 + number]]
         kept = [_kept(places[number], block) for number in ctx.live]
@@ -145,9 +145,20 @@ class FusedLosses(torch.autograd.Function):
         with no_autocast(u.device):
             pull = u * grad  # [B, d]
             for number, block in zip(ctx.live, kept, strict=True):
-                grads[number] = block.t() @ pull
+                push = ctx.push[number]
+                grads[number] = block.t() @ (pull if push == 1 else pull * push)
             grad_own = None if share is None else pull * share.unsqueeze(1)
             return None, None, gradient * grad, grad_own, *grads
+
+
+def own_place(positives: Candidates, negatives: Candidates) -> int | None:
+    """Where the positives begin among the negatives, as they stand; None if they are not there."""
+    start = 0
+    for part in negatives.parts:
+        if part is positives and not part.cached:
+            return start
+        start += part.item_ids.shape[0]
+    return None
 
 
 def live_vectors(negatives: Candidates) -> list[Tensor]:
@@ -209,6 +220,7 @@ def _softmax_compiled_(columns: Columns, block: Tensor) -> Tensor:
         columns.column_keys.numpy(),
         columns.own_log_q.numpy(),
         -1 if columns.own is None else columns.own,
+        1.0,
         losses.numpy(),
     )
     return losses

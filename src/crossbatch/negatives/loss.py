@@ -98,7 +98,7 @@ def _fused(
         losses = StreamedLosses.run(queries, positives, negatives, mask, exclude, chunk_size)
         losses = losses.mean() if mean else losses
     if not math.isfinite(float(losses.detach() if mean else losses.detach().sum())):
-        raise NonFiniteLossError(_blame(queries, positives, negatives))
+        raise NonFiniteLossError(blame(queries, positives, negatives))
     return losses
 
 
@@ -120,7 +120,7 @@ def row_losses(
         u = users.to(dtype)
         own = (u * positives.embeddings.to(dtype)).sum(dim=1) - positives.log_q  # [B]
         vectors = [
-            part.embeddings.detach() if part.cached else part.embeddings for part in negatives.parts
+            part.embeddings.detach() if part.cached else pushed(part) for part in negatives.parts
         ]
         logits = torch.cat([u @ block.to(dtype).T for block in vectors], dim=1) - negatives.log_q
         row_keys, column_keys = MASKS[mask](positives.item_ids, negatives)
@@ -129,6 +129,12 @@ def row_losses(
             dropped = dropped | exclude
         logits = logits.masked_fill(dropped, float("-inf"))
         return torch.cat([own.unsqueeze(1), logits], dim=1).logsumexp(dim=1) - own
+
+
+def pushed(columns: Candidates) -> Tensor:
+    """The vectors `[N, d]`, whose gradient is multiplied by `columns.push` on its way back."""
+    v = columns.embeddings
+    return v if columns.push == 1 else v.detach() + columns.push * (v - v.detach())
 
 
 def check_softmax_options(temperature: float | Tensor, mask: str, chunk_size: int | None) -> None:
@@ -180,7 +186,7 @@ def _check(
             )
 
 
-def _blame(queries: Tensor, positives: Candidates, negatives: Candidates) -> str:
+def blame(queries: Tensor, positives: Candidates, negatives: Candidates) -> str:
     """Name the argument that made the loss non-finite."""
     named = {
         "users": queries,

@@ -119,7 +119,11 @@ class MemoryBank(nn.Module):
 
     def skip(self) -> None:
         """Count an iteration whose items are not kept."""
-        self.step = self.step + 1
+        self._count("step", int(self.step) + 1)
+
+    def _count(self, counter: str, value: int) -> None:
+        # Not by assignment, which takes a module as long as all of the arithmetic here.
+        self._buffers[counter] = torch.tensor(value, device="cpu")
 
     def _check_finite(self, rows: Tensor, log_q: Tensor) -> None:
         total = rows.sum(dtype=torch.float32) + log_q.sum()
@@ -133,16 +137,16 @@ class MemoryBank(nn.Module):
             )
 
     def _append(self, rows: Tensor, item_ids: Tensor, log_q: Tensor) -> None:
-        if int(self.cursor) + rows.shape[0] > self.embeddings.shape[0]:
+        added = rows.shape[0]
+        if int(self.cursor) + added > self.embeddings.shape[0]:
             self._move_to_fresh_buffers()
         start = int(self.cursor)
-        end = start + rows.shape[0]
-        self.embeddings[start:end] = rows
-        self.item_ids[start:end] = item_ids
-        self.log_q[start:end] = log_q
-        self.birth[start:end] = int(self.step)
-        self.cursor = self.cursor + rows.shape[0]
-        self.fill = (self.fill + rows.shape[0]).clamp(max=self.capacity)
+        self.embeddings.narrow(0, start, added).copy_(rows)
+        self.item_ids.narrow(0, start, added).copy_(item_ids)
+        self.log_q.narrow(0, start, added).copy_(log_q)
+        self.birth.narrow(0, start, added).fill_(int(self.step))
+        self._count("cursor", start + added)
+        self._count("fill", min(int(self.fill) + added, self.capacity))
 
     def _move_to_fresh_buffers(self) -> None:
         window = self._window()

@@ -37,7 +37,12 @@ class MixedSampler(InBatchSampler):
             −log(1/num_items) for uniform ones; also unbiased, with more variance.
         batch_size: B in the mixture. By default it is read off the batch: `log_q` takes the number
             of ids it is asked about.
+        every: Iterations from one draw of uniform items to the next; those between are in-batch
+            ones, each estimate with the q of its own. What is dear about uniform items is mostly
+            to have any, so that 4 B of them every fourth time cost less than B each time.
     """
+
+    turn: Tensor  # scalar int64, iterations so far; only where uniform items take turns
 
     def __init__(
         self,
@@ -46,6 +51,7 @@ class MixedSampler(InBatchSampler):
         num_uniform: int = 1152,
         correction: str = "mixture",
         batch_size: int | None = None,
+        every: int = 1,
     ) -> None:
         super().__init__(corpus)
         if num_uniform < 0:
@@ -54,34 +60,53 @@ class MixedSampler(InBatchSampler):
             raise ValueError(f"correction must be 'mixture' or 'per_stream', got {correction!r}")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 or None, got {batch_size}")
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
         self.num_uniform = min(num_uniform, self.num_items)
         self.correction = correction
         self.batch_size = batch_size
+        self.every = every
+        self._mixture: tuple[tuple[int, torch.device], Tensor] | None = None  # of a batch size
+        if every > 1:
+            self.register_buffer("turn", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def draws_uniform(self) -> bool:
+        """Whether this iteration has uniform items."""
+        return self.num_uniform > 0 and (self.every == 1 or int(self.turn) % self.every == 0)
 
     def log_q(self, item_ids: Tensor) -> Tensor:
         """`[N]` log Q* of the batch's positives (log p with `correction="per_stream"`)."""
-        log_p = super().log_q(item_ids)
-        if self.correction == "per_stream":
+        log_p = super().log_q(item_ids)  # checks the ids, too
+        if self.correction == "per_stream" or not self.draws_uniform:
             return log_p
-        return self._log_mixture(log_p, self.batch_size or item_ids.shape[0])
+        return self._log_mixture(item_ids, self.batch_size or item_ids.shape[0])
 
     def draw(self, users: Tensor, positives: Candidates, encode: ItemEncoder) -> Candidates:
         """The batch's positives and fresh uniform items."""
-        if self.num_uniform == 0:
+        if not self.draws_uniform:
             return positives
         ids = draw_distinct(self.num_items, self.num_uniform, users.device)
         if self.correction == "per_stream":
             log_q = torch.full(ids.shape, -math.log(self.num_items), device=ids.device)
         else:
-            # Not through the checked look-up: an item unseen in training has p = 0 and a finite Q*.
-            log_p = cast("LogFrequency", self.frequency).log_q[ids]
-            log_q = self._log_mixture(log_p, self.batch_size or len(positives))
+            log_q = self._log_mixture(ids, self.batch_size or len(positives))
         return positives + Candidates(encode(ids), ids, log_q)
 
-    def _log_mixture(self, log_p: Tensor, batch_size: int) -> Tensor:
-        if self.num_uniform == 0:
-            return log_p
-        total = batch_size + self.num_uniform
-        unigram = log_p + math.log(batch_size / total)
-        uniform = math.log(self.num_uniform / total) - math.log(self.num_items)
-        return torch.logaddexp(unigram, torch.full_like(unigram, uniform))
+    def observe(self, positives: Candidates) -> None:
+        """Count the iteration, where uniform items take turns."""
+        super().observe(positives)
+        if self.every > 1:
+            self.turn += 1
+
+    def _log_mixture(self, item_ids: Tensor, batch_size: int) -> Tensor:
+        """`[N]` log Q*; an item unseen in training has p = 0 and a finite Q*."""
+        log_p = cast("LogFrequency", self.frequency).log_q  # [num_items + 1]
+        if self._mixture is None or self._mixture[0] != (batch_size, log_p.device):
+            total = batch_size + self.num_uniform
+            uniform = math.log(self.num_uniform / total) - math.log(self.num_items)
+            unigram = log_p + math.log(batch_size / total)
+            table = torch.logaddexp(unigram, torch.full_like(unigram, uniform))
+            # Two functions of every column in every step otherwise.
+            self._mixture = (batch_size, log_p.device), table
+        return self._mixture[1][item_ids]

@@ -6,17 +6,99 @@ Correction, mask, maximum, exponentials and sum are nine passes over `[B, N]` as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
+
+from crossbatch.kernels.activations import bits_as_float, exponential, float_as_bits
+from crossbatch.kernels.products import product, product_t, t_product
 
 if TYPE_CHECKING:
     Array = np.ndarray
 
 BUCKETS = 1024
+CACHE_LINE = 16  # float32 values
 LOWEST = -2139095041  # the turned bits of −inf
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def loss_and_gradients(
+    users: Array,
+    temperature: float,
+    own_vectors: Array,
+    parts: tuple[Array, ...],
+    pushes: tuple[float, ...],
+    log_q: Array,
+    row_keys: Array,
+    column_keys: Array,
+    own_log_q: Array,
+    own: int,
+    grad_users: Array,
+    grad_own: Array,
+    grad_parts: tuple[Array, ...],
+) -> float:
+    """The mean loss, and its gradients, in one call.
+
+    Args:
+        users: `[B, d]`.
+        temperature: Divides the scores.
+        own_vectors: `[B, d]` of the rows' own positives; only read if `own` is −1.
+        parts: `[n_i, d]` vectors of the columns, N in all.
+        pushes: Factor of each part's gradient.
+        log_q: As in `softmax_rows`.
+        row_keys: As in `softmax_rows`.
+        column_keys: As in `softmax_rows`.
+        own_log_q: As in `softmax_rows`.
+        own: As in `softmax_rows`.
+        grad_users: `[B, d]`, written.
+        grad_own: As `own_vectors`, written if `own` is −1.
+        grad_parts: As `parts`, written; `[0, d]` for those that need none.
+    """
+    B, N = users.shape[0], column_keys.shape[0]
+    u = users / np.float32(temperature)
+    # Rows start at full cache lines, or the products would take an eighth longer.
+    block = np.empty((B, (N // CACHE_LINE + 1) * CACHE_LINE), dtype=np.float32)
+    first = 0
+    for part in parts:
+        product_t(u, part, block[:, first : first + part.shape[0]], 0)
+        first += part.shape[0]
+    if own < 0:
+        for r in range(B):
+            block[r, N] = _dot(u[r], own_vectors[r])
+    losses = np.empty(B, dtype=np.float32)
+    softmax_rows(block, log_q, row_keys, column_keys, own_log_q, own, 1 / B, losses)
+    grad_users[:] = 0
+    first = 0
+    for i in range(len(parts)):
+        part, grad = parts[i], grad_parts[i]
+        place = block[:, first : first + part.shape[0]]
+        product(place, part, grad_users, 1)
+        if grad.shape[0] > 0:
+            t_product(place, u, grad, 0)
+            if pushes[i] != 1:
+                grad *= np.float32(pushes[i])
+        first += part.shape[0]
+    if own < 0:
+        for r in range(B):
+            pull = block[r, N]
+            for k in range(u.shape[1]):
+                grad_users[r, k] += pull * own_vectors[r, k]
+                grad_own[r, k] = pull * u[r, k]
+    if temperature != 1:
+        grad_users /= np.float32(temperature)
+    mean = 0.0
+    for r in range(B):
+        mean += losses[r] / B
+    return mean
+
+
+@njit(fastmath={"contract", "reassoc"}, cache=True, error_model="numpy", nogil=True)
+def _dot(a: Array, b: Array) -> np.float32:
+    total = np.float32(0)
+    for k in range(a.shape[0]):
+        total += a[k] * b[k]
+    return total
 
 
 @njit(fastmath={"contract", "reassoc"}, cache=True, error_model="numpy", nogil=True)
@@ -27,6 +109,7 @@ def softmax_rows(
     column_keys: Array,
     own_log_q: Array,
     own: int,
+    scale: float,
     losses: Array,
 ) -> None:
     """Turn scores into the gradients of the losses, in place.
@@ -40,6 +123,7 @@ def softmax_rows(
         own_log_q: `[B]` log q of the rows' own positives.
         own: Column of the first row's own positive, that of the second row being the next one, or
             −1: column N for all rows.
+        scale: Factor of the gradients.
         losses: `[B]`, written.
     """
     B, N = block.shape[0], column_keys.shape[0]
@@ -50,11 +134,11 @@ def softmax_rows(
         row, own_logit = block[r, :N], losses[r]
         peak = max(_correct(row, log_q), own_logit)
         total = _exponentials(row, peak) + np.exp(own_logit - peak)
-        share = np.float32(1) / total
+        share = np.float32(scale) / total
         for c in range(N):
             row[c] *= share
         losses[r] = np.log(total) + (peak - own_logit)
-        block[r, N if own < 0 else own + r] = np.expm1(-losses[r])
+        block[r, N if own < 0 else own + r] = np.float32(scale) * np.expm1(-losses[r])
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
@@ -85,8 +169,8 @@ def _correct(row: Array, log_q: Array) -> np.float32:
     highest = np.int32(LOWEST)
     for c in range(row.shape[0]):
         row[c] -= log_q[c]
-        highest = max(highest, _turned(_as_int(row[c])))
-    peak: np.float32 = _as_float(_turned(highest))
+        highest = max(highest, _turned(float_as_bits(row[c])))
+    peak: np.float32 = bits_as_float(_turned(highest))
     return peak
 
 
@@ -97,52 +181,9 @@ def _turned(bits: np.int32) -> np.int32:
 
 @njit(fastmath={"contract", "reassoc"}, cache=True, error_model="numpy", nogil=True)
 def _exponentials(row: Array, peak: np.float32) -> np.float32:
-    """e^(row − peak) in place; return the sum.
-
-    e^x = 2^n e^r with n the nearest integer to x log2 e; e^r by its series to the sixth order,
-    which for |r| ≤ ln 2 / 2 is exact to two units in the last place.
-    """
+    """e^(row − peak) in place; return the sum."""
     total = np.float32(0)
     for c in range(row.shape[0]):
-        # Below e^-87 float32 has nothing but denormals, which are 0 here. NaN is not below.
-        x = row[c] - peak
-        x = np.float32(-88) if x < np.float32(-88) else x
-        n = np.float32(np.rint(x * np.float32(1.4426950408889634)))
-        r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
-        series = np.float32(1 / 720)
-        series = series * r + np.float32(1 / 120)
-        series = series * r + np.float32(1 / 24)
-        series = series * r + np.float32(1 / 6)
-        series = series * r + np.float32(0.5)
-        series = series * r + np.float32(1)
-        series = series * r + np.float32(1)
-        value = series * _power_of_two(np.int32(n))
-        row[c] = np.float32(0) if x < np.float32(-87) else value
+        row[c] = exponential(row[c] - peak)
         total += row[c]
     return total
-
-
-@njit(inline="always", cache=True, error_model="numpy", nogil=True)
-def _power_of_two(n: np.int32) -> np.float32:
-    """2^n for −127 ≤ n ≤ 127, by writing the exponent bits; 0 at −127."""
-    power: np.float32 = _as_float((n + np.int32(127)) << np.int32(23))
-    return power
-
-
-def _reinterpreted(source: Any, target: Any) -> Any:
-    """A function of a number that keeps its bits and changes its type."""
-
-    def typed(typing_context: Any, value: Any) -> Any:
-        del typing_context, value
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            del signature
-            return builder.bitcast(arguments[0], context.get_value_type(target))
-
-        return target(source), generate
-
-    return intrinsic(typed)
-
-
-_as_float = _reinterpreted(types.int32, types.float32)
-_as_int = _reinterpreted(types.float32, types.int32)

@@ -116,7 +116,8 @@ class StreamedLosses(torch.autograd.Function):
         with no_autocast(u.device):
             pull = u * grad.unsqueeze(1)  # [B, d]
             for part, vectors in zip(ctx.live, kept, strict=True):
-                grads[part] = _recomputed(ctx.spans, part, vectors, u, log_total, pull)
+                push = ctx.spans.columns.push[part]
+                grads[part] = _recomputed(ctx.spans, part, vectors, u, log_total, pull * push)
             grad_own = pull * torch.expm1(-losses).unsqueeze(1)  # p_own − 1 = e^{−loss} − 1
             return None, grad.unsqueeze(1) * user_gradient, grad_own, *grads
 

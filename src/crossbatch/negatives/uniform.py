@@ -43,6 +43,9 @@ class UniformSampler(NegativeSampler):
         """`[N]` constant −log(num_items), or the log of the Zipf law."""
         if not torch.compiler.is_compiling():  # value checks would break the graph
             check_ids("item_ids", item_ids, 1, self.num_items)
+        return self._log_law(item_ids)
+
+    def _log_law(self, item_ids: Tensor) -> Tensor:
         if self.law == "uniform":
             return torch.full(item_ids.shape, -math.log(self.num_items), device=item_ids.device)
         probability = torch.log1p(1.0 / item_ids.double()) / math.log(self.num_items + 1)
@@ -54,7 +57,7 @@ class UniformSampler(NegativeSampler):
             ids = draw_distinct(self.num_items, self.num_negatives, users.device)
         else:
             ids = self._draw_log_uniform(users.device)
-        return Candidates(encode(ids), ids, self.log_q(ids))
+        return Candidates(encode(ids), ids, self._log_law(ids))
 
     def _draw_log_uniform(self, device: torch.device) -> Tensor:
         # Inverse of the cumulative law log(1 + i) / log(1 + num_items) at i = 1..num_items.
@@ -66,17 +69,15 @@ class UniformSampler(NegativeSampler):
 def draw_distinct(num_items: int, count: int, device: torch.device) -> Tensor:
     """Draw `count` distinct ids uniformly from 1..num_items, without walking the catalogue.
 
-    Distinct values of independent uniform draws are a uniform subset given their number; draws go
-    on until there are enough, then random ones are dropped.
+    The distinct values of independent uniform draws are a uniform subset given their number, so
+    whatever is missing is drawn again until there are enough.
 
     Returns:
         `[min(count, num_items)]` int64.
     """
     if 2 * count >= num_items:
         return (torch.randperm(num_items)[:count] + 1).to(device)
-    ids = torch.empty(0, dtype=torch.int64)
-    while ids.shape[0] < count:
-        missing = count - ids.shape[0]
-        fresh = torch.randint(1, num_items + 1, (missing + missing // 8 + 8,))
-        ids = torch.cat([ids, fresh]).unique()
-    return ids[torch.randperm(ids.shape[0])[:count]].to(device)
+    ids: Tensor = torch.randint(1, num_items + 1, (count,)).unique()
+    while len(ids) < count:
+        ids = torch.cat([ids, torch.randint(1, num_items + 1, (count - len(ids),))]).unique()
+    return ids.to(device)

@@ -1,13 +1,14 @@
 """`advise`: which negatives suit a dataset and its towers, measured before training begins.
 
     advice = advise(recipe, dataset)
-    advice.sampler        # {"name": "mixed", "num_uniform": 128}
+    advice.sampler        # {"name": "mixed", "num_uniform": 256, "every": 4}
     advice.reason         # one plain statement of what was measured and what follows
 
 The rule spends a fixed share of an in-batch step's time (`budget`) on further negatives, and spends
 it where our measurements say that it buys most (docs/negatives.md): on every item of the catalogue
 if they fit; else, for normalised vectors, on uniform items with gradient (with dot products they
-did harm); and on cached vectors only where encoding an item is too dear for that.
+did harm), every so many steps where having any at all is what costs; and on cached vectors only
+where encoding an item is too dear for that.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,12 +31,15 @@ if TYPE_CHECKING:
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
-    from crossbatch.negatives import NegativeSampler
     from crossbatch.training.trainer import Trainer, TrainingBatch
 
 ROUNDS = 15  # the strategies are timed in turn, so that a busy machine slows all of them
 WARM_UP = 3  # first rounds, not counted
-UNIFORM_PROBE, BANK_PROBE = 4, 8  # columns added for timing, in batches
+BLOCK = 4  # steps of a turn: the first finds the caches as the others left them and does not count
+MARGIN = 0.8  # of the allowance that is spent: a long run costs more than a short look says
+# Columns added for timing, in batches: few tell what it costs to have any, many what each costs.
+UNIFORM_PROBES, CACHED_PROBES = (0.25, 4), (1, 8)
+TURNS = (1, 2, 4)  # steps from one draw of uniform items to the next
 MOST_UNIFORM, MOST_CACHED = 8, 16  # in batches: about the paper's 1152 and 2432 at B = 128
 # A bank that needs no study: unbiased, no warm-up to choose, switched off where it does harm.
 SAFE_BANK = {"item_gradient": "balanced", "warmup_steps": 0, "max_staleness": 0.1, "guard": True}
@@ -71,6 +76,8 @@ class Costs:
     in_batch: float
     per_uniform: float  # a column that is encoded, with gradient
     per_cached: float  # a column out of a bank
+    any_uniform: float = 0.0  # for the first of them
+    any_cached: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,37 +120,47 @@ def choose(costs: Costs, facts: Facts, budget: float) -> Advice:
         facts: Known.
         budget: What a step may cost, in in-batch steps.
     """
-    spare = (budget - 1) * costs.in_batch
-    sampler, choice = _affordable(spare / costs.per_uniform, spare / costs.per_cached, facts)
+    spare = MARGIN * (budget - 1) * costs.in_batch
+    uniform = {turn: (turn * spare - costs.any_uniform) / costs.per_uniform for turn in TURNS}
+    cached = (spare - costs.any_cached) / costs.per_cached
+    sampler, choice = _affordable(uniform, cached, facts)
     measured = {
         "in_batch_ms": 1e3 * costs.in_batch,
+        "any_uniform_us": 1e6 * costs.any_uniform,
         "uniform_column_us": 1e6 * costs.per_uniform,
+        "any_cached_us": 1e6 * costs.any_cached,
         "cached_column_us": 1e6 * costs.per_cached,
         "num_items": facts.num_items,
         "equally_likely_items": 1 / facts.collision,
         "budget": budget,
     }
     reason = (
-        f"an in-batch step takes {measured['in_batch_ms']:.3g} ms here, a uniform item "
-        f"{measured['uniform_column_us']:.3g} µs more and a cached one "
-        f"{measured['cached_column_us']:.3g} µs; within {budget:g} times the step {choice}"
+        f"an in-batch step takes {measured['in_batch_ms']:.3g} ms here, uniform items "
+        f"{measured['any_uniform_us']:.3g} µs and {measured['uniform_column_us']:.3g} µs each, "
+        f"cached ones {measured['any_cached_us']:.3g} and {measured['cached_column_us']:.3g} µs; "
+        f"within {budget:g} times the step {choice}"
     )
     return Advice(sampler, reason, measured)
 
 
-def _affordable(uniform: float, cached: float, facts: Facts) -> tuple[dict[str, Any], str]:
-    """What to buy with time for so many uniform or so many cached columns, and why."""
+def _affordable(
+    uniform: Mapping[int, float], cached: float, facts: Facts
+) -> tuple[dict[str, Any], str]:
+    """What to buy with time for so many uniform (by turn) or so many cached columns, and why."""
     B, num_items = facts.batch_size, facts.num_items
-    if num_items <= uniform:
+    if num_items <= uniform[1]:
         choice = f"all {num_items:,} items fit, which is the full softmax"
         return {"name": "uniform", "num_negatives": num_items}, choice
-    if uniform >= B / 4 and not facts.normalized:
+    turn = next((turn for turn, count in uniform.items() if count >= B), None)
+    if turn and not facts.normalized:
         choice = "uniform items fit, but beside dot products they did harm where we measured"
         return {"name": "in_batch"}, choice
-    if uniform >= B / 4:
-        count = min(_rounded(uniform, B / 4, MOST_UNIFORM * B), num_items)
-        choice = f"{count} uniform items beside the batch fit; all {num_items:,} would not"
-        return {"name": "mixed", "num_uniform": count}, choice
+    if turn:
+        count = min(_rounded(uniform[turn], B, MOST_UNIFORM * B), num_items)
+        often = "" if turn == 1 else f" every {turn} steps"
+        choice = f"{count} uniform items beside the batch{often} fit; all {num_items:,} would not"
+        sampler = {"name": "mixed", "num_uniform": count}
+        return sampler | ({} if turn == 1 else {"every": turn}), choice
     if cached >= B:
         capacity = _rounded(cached, B, MOST_CACHED * B)
         choice = f"encoding items is too dear, {capacity} cached vectors fit"
@@ -162,20 +179,31 @@ def measure(recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = No
         for name, options in _probes(B, dataset.num_items).items()
     }
     length = recipe.train.history_length
-    batch = next(dataset.batches(B, seed=recipe.train.seed, history_length=length)).to(device)
-    _fill(samplers["cached"], batch.item_ids)
+    batches = dataset.batches(B, seed=recipe.train.seed, history_length=length)
     taken: dict[str, list[float]] = {name: [] for name in samplers}
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
+        turn = [next(batches).to(device) for _ in range(BLOCK)]
         for name, trainer.sampler in samplers.items():
-            taken[name].append(_step_seconds(trainer, batch))
+            if number == 0 and isinstance(trainer.sampler, CrossBatchSampler):
+                _fill(trainer.sampler, turn[0].item_ids)
+            taken[name].append(fmean([_step_seconds(trainer, batch) for batch in turn][1:]))
     seconds = {name: min(steps[WARM_UP:]) for name, steps in taken.items()}
-    base, least = seconds["in_batch"], 1e-9
-    added = min(UNIFORM_PROBE * B, dataset.num_items)
-    return Costs(
-        base,
-        max((seconds["uniform"] - base) / added, least),
-        max((seconds["cached"] - base) / (BANK_PROBE * B), least),
-    )
+    base = seconds["in_batch"]
+    few, many = (min(max(1, int(share * B)), dataset.num_items) for share in UNIFORM_PROBES)
+    any_uniform, per_uniform = _line(base, (few, seconds["few"]), (many, seconds["uniform"]))
+    few, many = (int(share * B) for share in CACHED_PROBES)
+    any_cached, per_cached = _line(base, (few, seconds["few_cached"]), (many, seconds["cached"]))
+    return Costs(base, per_uniform, per_cached, any_uniform, any_cached)
+
+
+def _line(
+    base: float, few: tuple[int, float], many: tuple[int, float], least: float = 1e-9
+) -> tuple[float, float]:
+    """What it costs beyond `base` to have any columns, and each of them: two points of a line."""
+    if many[0] <= few[0]:  # a catalogue smaller than the probes
+        return 0.0, max((many[1] - base) / many[0], least)
+    each = max((many[1] - few[1]) / (many[0] - few[0]), least)
+    return max(few[1] - base - each * few[0], 0.0), each
 
 
 def _step_seconds(trainer: Trainer, batch: TrainingBatch) -> float:
@@ -190,23 +218,22 @@ def _step_seconds(trainer: Trainer, batch: TrainingBatch) -> float:
     return clock() - start
 
 
-def _fill(sampler: NegativeSampler, item_ids: Tensor) -> None:
-    assert isinstance(sampler, CrossBatchSampler)
+def _fill(sampler: CrossBatchSampler, item_ids: Tensor) -> None:
     vectors = torch.randn(len(item_ids), sampler.dim, device=item_ids.device)
-    for _ in range(BANK_PROBE):
+    for _ in range(-(-sampler.bank.capacity // len(item_ids))):
         sampler.observe(Candidates(vectors, item_ids, sampler.log_q(item_ids)))
 
 
 def _probes(B: int, num_items: int) -> Mapping[str, dict[str, Any]]:
+    few, many = (min(max(1, int(share * B)), num_items) for share in UNIFORM_PROBES)
+    bank = {"name": "cross_batch", "item_gradient": "balanced", "warmup_steps": 0}
+    few_cached, many_cached = ({"capacity": int(share * B)} for share in CACHED_PROBES)
     return {
         "in_batch": {"name": "in_batch"},
-        "uniform": {"name": "mixed", "num_uniform": min(UNIFORM_PROBE * B, num_items)},
-        "cached": {
-            "name": "cross_batch",
-            "capacity": BANK_PROBE * B,
-            "item_gradient": "balanced",
-            "warmup_steps": 0,
-        },
+        "few": {"name": "mixed", "num_uniform": few},
+        "uniform": {"name": "mixed", "num_uniform": many},
+        "few_cached": bank | few_cached,
+        "cached": bank | many_cached,
     }
 
 

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
     from crossbatch.training.trainer import EarlyStopping, StepRecord, Trainer
 
 # What a checkpoint remembers beside the training state.
-NOTHING_YET = {"journal": 0, "seconds": 0.0, "cpu_seconds": 0.0, "eval_seconds": 0.0, "warned": []}
+NOTHING_YET = {"journal": 0, "eval_seconds": 0.0}
 
 
 class Probe(Protocol):
-    """Measures the towers while they learn, without changing what they learn."""
+    """Measures the towers while they learn, without changing what they learn.
+
+    One whose measurements span several steps says by an attribute `measuring` that one is under
+    way: a run that is stopped then goes on from the checkpoint before it.
+    """
 
     def __call__(self, trainer: Trainer, step: int) -> Mapping[str, Any] | None:
         """Called after every step; what it returns becomes a journal line `"probe"`."""
@@ -46,6 +50,7 @@ class Course:
         keep_checkpoints: Newest ones kept.
         eval_seconds: Time of evaluations, earlier sittings included.
         users: Validation users of the last evaluation.
+        chosen: The sampler that an `"auto"` one stands for.
     """
 
     trainer: Trainer
@@ -60,6 +65,7 @@ class Course:
     keep_checkpoints: int
     eval_seconds: float
     users: int = 0
+    chosen: dict[str, Any] | None = None
 
     @property
     def minutes(self) -> float:
@@ -71,13 +77,19 @@ class Course:
         saved = {
             "journal": self.journal.length(),
             "journal_crc32": self.journal.crc32,
-            "seconds": self.monitor.seconds,
-            "cpu_seconds": self.monitor.cpu_seconds,
             "eval_seconds": self.eval_seconds,
-            "warned": sorted(self.monitor.warned),
             "threads": torch.get_num_threads(),
-        }
+            "sampler": self.chosen,
+        } | self.monitor.state()
         self.folder.save_checkpoint(self.trainer, self.stopping, saved, self.keep_checkpoints)
+
+    def stop(self) -> None:
+        """Save before an early end, unless the probe is in the middle of a measurement.
+
+        The last checkpoint can repeat that; from one that was taken now it could not be finished.
+        """
+        if not getattr(self.probe, "measuring", False):
+            self.save()
 
     def validate(self) -> Mapping[str, float]:
         """Metrics of the model as it is; the clock of training stands still."""

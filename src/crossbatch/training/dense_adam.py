@@ -36,48 +36,49 @@ class DenseAdam:
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self._weights: list[Tensor] = list(self.parameters)
         self.first = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.second = [torch.zeros_like(parameter) for parameter in self.parameters]
         device = self.parameters[0].device if self.parameters else None
         self._counts = torch.zeros(len(self.parameters), device=device)
         self.steps = list(self._counts.unbind())  # views: one addition counts for all
 
-    @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update whatever has a gradient, and clear the gradients."""
-        moved = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
-        if not moved:
+        found = [(i, p.grad) for i, p in enumerate(self.parameters) if p.grad is not None]
+        if not found:
             return
-        if len(moved) == len(self.parameters):
-            self._counts += 1
-        else:
-            self._counts[moved] += 1
-        torch._fused_adamw_(
-            [self.parameters[i] for i in moved],
-            [self._gradient(i) for i in moved],
-            [self.first[i] for i in moved],
-            [self.second[i] for i in moved],
-            [],
-            [self.steps[i] for i in moved],
-            amsgrad=False,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            lr=lr,
-            weight_decay=self.weight_decay,
-            eps=self.eps,
-            maximize=False,
-        )
+        moved, gradients = [i for i, _ in found], [gradient for _, gradient in found]
+        parts: tuple[list[Tensor], ...] = (self._weights, self.first, self.second, self.steps)
+        if len(moved) < len(self.parameters):
+            parts = tuple([part[i] for i in moved] for part in parts)
+        weights, first, second, steps = parts
+        with torch.no_grad():
+            if len(moved) == len(self.parameters):
+                self._counts += 1
+            else:
+                self._counts[moved] += 1
+            torch._fused_adamw_(
+                weights,
+                gradients,
+                first,
+                second,
+                [],
+                steps,
+                amsgrad=False,
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                lr=lr,
+                weight_decay=self.weight_decay,
+                eps=self.eps,
+                maximize=False,
+            )
         self.forget()
 
     def forget(self) -> None:
         """Drop the gradients."""
         for parameter in self.parameters:
             parameter.grad = None
-
-    def _gradient(self, i: int) -> Tensor:
-        gradient = self.parameters[i].grad
-        assert gradient is not None
-        return gradient
 
     def state(self) -> dict[str, Tensor]:
         """All state, not copied."""

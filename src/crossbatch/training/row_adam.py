@@ -21,11 +21,12 @@ In the first steps of training b_i does change, but r is small beside it, unless
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
+from crossbatch.kernels.pages import on_large_pages
 from crossbatch.training.row_reads import RowReads
 from crossbatch.training.skipped_steps import POWERS, SkippedSteps
 
@@ -77,7 +78,10 @@ class RowAdam(RowReads):
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         weight = table.weight.detach()
         self.steps = 0
-        self.first, self.second = torch.zeros_like(weight), torch.zeros_like(weight)  # m, v: [R, d]
+        # m, v: [R, d]
+        self.first, self.second = (
+            on_large_pages(torch.empty_like(weight)).zero_() for _ in range(2)
+        )
         # [R] last step whose update a row contains; 0 for never.
         self.touched = torch.zeros(weight.shape[0], dtype=torch.int32, device=weight.device)
         self._skipped = SkippedSteps(rate, betas)
@@ -86,6 +90,8 @@ class RowAdam(RowReads):
         if self._kernels:
             self._slots = np.full(weight.shape[0], -1, dtype=np.int32)
             self._rows, self._totals = NO_BAGS, np.empty((0, 0), dtype=np.float32)
+            self._views: tuple[np.ndarray, ...] = ()
+            self._address = -1  # of the weights in `_views`
         table.keeper = self
 
     def before_read(self, ids: Tensor) -> None:
@@ -99,17 +105,15 @@ class RowAdam(RowReads):
             self.before_read(read.ids)
         self.reads = reads
 
-    @torch.no_grad()
     def step(self) -> None:
         """Apply the gradients of all reads since the last step to the rows that were read."""
         self.steps += 1
         found = self.take_gradients()
-        if not found:
-            return
-        if self._kernels:
+        if found and self._kernels:
             self._update_compiled(self._kernels, found)
-        else:
-            self._update(*add_up(found, self.table.padding_row))
+        elif found:
+            with torch.no_grad():
+                self._update(*add_up(found, self.table.padding_row))
 
     def _update(self, rows: Tensor, gradient: Tensor) -> None:
         """One Adam step of `rows` `[n]` by their gradients `[n, d]`."""
@@ -138,11 +142,11 @@ class RowAdam(RowReads):
         padding = -1 if self.table.padding_row is None else self.table.padding_row
         count = 0
         for read, gradient in found:
-            per_bag = read.bags if isinstance(read.bags, int) else 1
+            one_size = isinstance(read.bags, int)
             count, _ = kernels.add_up(
                 read.ids.numpy(),
-                NO_BAGS if isinstance(read.bags, int) else read.bags.numpy(),
-                per_bag,
+                NO_BAGS if one_size else cast("Tensor", read.bags).numpy(),
+                read.bags if one_size else 1,
                 gradient.contiguous().numpy(),
                 read.columns.start or 0,
                 padding,
@@ -151,21 +155,16 @@ class RowAdam(RowReads):
                 self._totals,
                 count,
             )
-        rates = np.array(
-            [
-                self._skipped.alpha[step],
-                1 - beta1,
-                beta2,
-                1 - beta2,
-                self._skipped.h[step],
-                self.eps,
-                self._shrink(step),
-            ],
-            dtype=np.float32,
+        rates = (
+            float(self._skipped.alpha[step]),
+            1 - beta1,
+            beta2,
+            1 - beta2,
+            float(self._skipped.h[step]),
+            self.eps,
+            self._shrink(step) if self.weight_decay else 1.0,
         )
-        kernels.adam(
-            self._rows[:count], self._totals[:count], self._slots, *self._arrays(), step, rates
-        )
+        kernels.adam(count, self._rows, self._totals, self._slots, *self._arrays(), step, rates)
 
     def _make_room(self, num_ids: int) -> None:
         if len(self._rows) < num_ids:
@@ -174,8 +173,12 @@ class RowAdam(RowReads):
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
         """w, m, v and the last steps as arrays over the same memory."""
-        tensors = (self.table.weight.data, self.first, self.second, self.touched)
-        return tuple(tensor.numpy() for tensor in tensors)
+        weight = self.table.weight
+        if weight.data_ptr() != self._address:  # somebody gave the table other memory
+            tensors = (weight.detach(), self.first, self.second, self.touched)
+            self._views = tuple(tensor.numpy() for tensor in tensors)
+            self._address = weight.data_ptr()
+        return self._views
 
     def _shrink(self, step: int) -> float:
         """The factor of decoupled weight decay, 1 − lr·decay."""
@@ -300,8 +303,9 @@ def _around_the_mean(M: dict[int, Tensor], second: Tensor, eps: float) -> Tensor
     )
     root = second.sqrt()
     # Multiplied through by √v, so that v = 0 needs no case of its own.
-    x = root / (centre * root + eps)  # 1 / (b̄ + ε/√v), [n, d]
-    return x * (A + x * x * (S2 - S3 * x)) / root.clamp(min=1e-30)
+    y = 1 / (centre * root + eps)
+    x = root * y  # 1 / (b̄ + ε/√v), [n, d]
+    return y * (A + x * x * (S2 - S3 * x))
 
 
 def _in_powers_of_r(M: dict[int, Tensor], second: Tensor, eps: float) -> Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 from numba import njit
 
-from crossbatch.training.prefetch import prefetch_line
+from crossbatch.kernels.memory import copy, prefetch_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ def add_up(
         if slot < 0:
             slots[row] = count
             rows[count] = row
-            totals[count] = source
+            copy(source, totals[count])
             count += 1
         else:
             total = totals[slot]
@@ -99,6 +99,7 @@ def add_up(
 
 @compiled
 def adam(
+    count: int,
     rows: Array,
     totals: Array,
     slots: Array,
@@ -107,25 +108,28 @@ def adam(
     v: Array,
     touched: Array,
     step: int,
-    rates: Array,
+    rates: tuple[float, ...],
 ) -> None:
-    """One Adam step of `rows` `[n]` by `totals` `[n, d]`; their slots are free afterwards.
+    """One Adam step of rows by their gradients; their slots are free afterwards.
 
     Args:
-        rows: Distinct rows.
-        totals: Their gradients.
+        count: Number of rows.
+        rows: Distinct rows `[>= count]`.
+        totals: Their gradients `[>= count, d]`.
         slots: As in `add_up`.
         w: Weights.
         m: First moments.
         v: Second moments.
         touched: Last step of each row.
         step: This step.
-        rates: float32 `[7]`: lr/(1 − β1^t), 1 − β1, β2, 1 − β2, 1/√(1 − β2^t), ε, 1 − lr·decay.
-            Each is rounded once: 1 − β2 of a rounded β2 would be off by 1e-5.
+        rates: lr/(1 − β1^t), 1 − β1, β2, 1 − β2, 1/√(1 − β2^t), ε, 1 − lr·decay. Each is rounded
+            once: 1 − β2 of a rounded β2 would be off by 1e-5.
     """
-    lr, inertia, beta2, renewal, scale, eps, shrink = rates
-    for n in range(rows.shape[0]):
-        if n + AHEAD < rows.shape[0]:
+    lr, inertia = np.float32(rates[0]), np.float32(rates[1])
+    beta2, renewal = np.float32(rates[2]), np.float32(rates[3])
+    scale, eps, shrink = np.float32(rates[4]), np.float32(rates[5]), np.float32(rates[6])
+    for n in range(count):
+        if n + AHEAD < count:
             _prefetch(rows[n + AHEAD], w, m, v)
         row, g = rows[n], totals[n]
         slots[row] = -1
@@ -190,7 +194,8 @@ def catch_up(
             _move_flat(weight, first, second, total, epsilon)
         elif total[0] > 0:
             _move_early(weight, first, second, total, epsilon, start, gap, decay, alpha, h, betas)
-        shrink_m = np.float32(betas[0] ** gap)
+        # β1^gap is in the table, and nothing beyond its end; a power takes as long as the row.
+        shrink_m = np.float32(decay[gap, 0]) if gap < decay.shape[0] else np.float32(0)
         shrink_v = np.float32(betas[1] ** gap)
         for k in range(weight.shape[0]):
             first[k] *= shrink_m
@@ -204,11 +209,11 @@ def _move_flat(weight: Array, first: Array, second: Array, total: Array, eps: np
     A, centre = np.float32(total[0]), np.float32(b)
     S2 = np.float32(total[2] - b * total[1])
     S3 = np.float32(total[3] - 3 * b * total[2] + 2 * b * b * total[1])
-    tiny = np.float32(1e-30)
     for k in range(weight.shape[0]):
         root = np.sqrt(second[k])
-        x = root / (centre * root + eps)  # 1 / (b̄ + ε/√v)
-        weight[k] -= first[k] * x * (A + x * x * (S2 - S3 * x)) / max(root, tiny)
+        y = np.float32(1) / (centre * root + eps)
+        x = root * y  # 1 / (b̄ + ε/√v)
+        weight[k] -= first[k] * y * (A + x * x * (S2 - S3 * x))
 
 
 @compiled
@@ -228,15 +233,24 @@ def _move_early(
     """Σ a/(b + r) as a series in r where that is small, else term by term."""
     i1, i2 = np.float32(total[4]), np.float32(total[5])
     i3, i4 = np.float32(total[6]), np.float32(total[7])
+    least = (eps * i2 / (np.float32(0.01) * i1)) ** 2  # of v, for r to be small
+    odd = 0
     for k in range(weight.shape[0]):
-        root = np.sqrt(second[k])
-        if eps * i2 < np.float32(0.01) * root * i1:
-            r = eps / root
-            weight[k] -= first[k] * (i1 - r * (i2 - r * (i3 - r * i4))) / root
-        else:
-            share, shrink, move = 1.0, 1.0, 0.0
-            for i in range(1, min(gap, decay.shape[0]) + 1):
-                share *= betas[0]
-                shrink *= betas[1]
-                move += alpha[start + i] * share / (root * h[start + i] * math.sqrt(shrink) + eps)
-            weight[k] -= np.float32(move) * first[k]
+        odd += second[k] <= least
+    # Numbers that the series does not suit come first: a loop with a branch is not vectorised.
+    if odd > 0:
+        for k in range(weight.shape[0]):
+            if second[k] <= least:
+                root = np.sqrt(second[k])
+                share, shrink, move = 1.0, 1.0, 0.0
+                for i in range(1, min(gap, decay.shape[0]) + 1):
+                    share *= betas[0]
+                    shrink *= betas[1]
+                    fading = root * h[start + i] * math.sqrt(shrink) + eps
+                    move += alpha[start + i] * share / fading
+                weight[k] -= np.float32(move) * first[k]
+    for k in range(weight.shape[0]):
+        root = np.sqrt(max(second[k], least))
+        r = eps / root
+        series = first[k] * (i1 - r * (i2 - r * (i3 - r * i4))) / root
+        weight[k] -= series if second[k] > least else np.float32(0)

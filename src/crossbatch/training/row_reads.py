@@ -26,4 +26,5 @@ class RowReads:
     def take_gradients(self) -> list[tuple[Read, Tensor]]:
         """The reads that got a gradient, with it; nothing is remembered afterwards."""
         reads, self.reads = self.reads, []
-        return [(read, read.leaf.grad) for read in reads if read.leaf.grad is not None]
+        found = [(read, read.wide_gradient) for read in reads]
+        return [(read, gradient) for read, gradient in found if gradient is not None]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from crossbatch.errors import ConfigError
+from crossbatch.documents import SEAL, seal_is_broken, sealed
+from crossbatch.errors import ConfigError, DataError
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training.advice import Advice, advise, is_auto
 from crossbatch.training.assemble import build_trainer, pick_device, resolve
@@ -74,6 +75,7 @@ class Sitting:
             check_alike(self.ranks, self._facts())
         finished = self.folder.result()
         if finished is not None:
+            self.folder.check_config(self._config())
             return finished
         stopping = EarlyStopping(train.patience)
         trainer, saved = together(self.ranks, lambda: self._restore(stopping))
@@ -98,21 +100,40 @@ class Sitting:
         """The recipe with the sampler that `"auto"` stands for, chosen once in a run's life."""
         if not is_auto(self.recipe):
             return self.recipe
-        earlier = self.folder.config().get("advice")
-        self.advice = (
-            Advice(**earlier) if earlier else advise(self.recipe, self.dataset, self.model)
-        )
+        self.advice = self._earlier_advice() or advise(self.recipe, self.dataset, self.model)
         if self.ranks is not None:  # it may have been measured
             self.advice = self.ranks.collect_objects(self.advice)[0]
         self.progress.say(str(self.advice))
         return resolve(replace(self.recipe, sampler=self.advice.sampler), self.dataset)
+
+    def _earlier_advice(self) -> Advice | None:
+        """What the first sitting chose. The recipe does not vouch for it, so that a seal must."""
+        earlier = self.folder.config().get("advice")
+        if earlier is None:
+            return None
+        try:
+            if not seal_is_broken(earlier):
+                return Advice(**{key: earlier[key] for key in earlier if key != SEAL})
+        except (AttributeError, TypeError):  # no object, or with other keys
+            pass
+        raise DataError(
+            f"{self.folder.path / 'config.json'} was changed: which negatives the run chose is no "
+            "longer known; restore it, or start anew elsewhere"
+        )
 
     def _restore(self, stopping: EarlyStopping) -> tuple[Trainer, dict[str, Any] | None]:
         """A trainer in the state of the newest checkpoint, if any, and what that remembers."""
         self.dataset.verify()  # hours of training deserve a second
         self.folder.check_config(self._config())
         trainer = build_trainer(self._chosen(), self.dataset, self.model, self.ranks)
-        return trainer, self.folder.load_checkpoint(trainer, stopping, self.progress.say)
+        saved = self.folder.load_checkpoint(trainer, stopping, self.progress.say)
+        chosen = (saved or {}).get("sampler")
+        if self.advice and chosen not in (None, self.advice.sampler):
+            raise DataError(
+                f"{self.folder.path / 'config.json'} is missing or was changed: its run chose "
+                f"other negatives, {chosen}; restore it, or start anew elsewhere"
+            )
+        return trainer, saved
 
     def _best_threads(self, trainer: Trainer) -> int:
         if self.ranks is not None:  # they share the cores as their launcher decided
@@ -138,7 +159,7 @@ class Sitting:
         course.monitor.pause()
         self.progress.stop()
         if reason == "interrupted":
-            course.save()
+            course.stop()
             raise Interrupted(
                 f"stopped at step {trainer.step} and saved; go on with the same command and "
                 f"--resume"
@@ -155,10 +176,8 @@ class Sitting:
     ) -> Course:
         train = self.recipe.train
         write = self._writer(journal)
-        monitor = Monitor(
-            trainer, train.log_every, write, document["seconds"], document["cpu_seconds"]
-        )
-        monitor.warned.update(document["warned"])
+        monitor = Monitor(trainer, train.log_every, write)
+        monitor.load_state(document)
         return Course(
             trainer,
             stopping,
@@ -171,6 +190,7 @@ class Sitting:
             self.probe,
             train.keep_checkpoints,
             document["eval_seconds"],
+            chosen=self.advice.sampler if self.advice else None,
         )
 
     def _run_course(self, course: Course) -> str:
@@ -278,7 +298,7 @@ class Sitting:
         }
 
     def _config(self) -> dict[str, Any]:
-        chosen = {"advice": self.advice.to_dict()} if self.advice else {}
+        chosen = {"advice": sealed(self.advice.to_dict())} if self.advice else {}
         return (
             self.recipe.to_dict()
             | chosen

@@ -1,9 +1,11 @@
-"""`prefetch_line`: ask for a cache line before it is needed, inside compiled functions."""
+"""Rows of large tables inside compiled functions: asked for early, copied at once."""
+
+from __future__ import annotations
 
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -29,3 +31,14 @@ def _line_of(typing_context: Any, table: Any, row: Any, column: Any) -> Any:
 
 
 prefetch_line: Any = intrinsic(_line_of)
+
+_memcpy: Any = types.ExternalFunction("memcpy", types.uintp(*[types.uintp] * 3))
+
+
+@njit(cache=True, nogil=True)
+def copy(source: Any, target: Any) -> None:
+    """Copy numbers `[d]` to a place `[d]` of the same type, both without gaps.
+
+    A loop would be compiled to a copy of single numbers, for all the compiler knows of the two.
+    """
+    _memcpy(target.ctypes.data, source.ctypes.data, source.shape[0] * source.itemsize)

@@ -1,0 +1,92 @@
+"""What a step with `auto` costs next to an in-batch one, both in turns on the same batches.
+
+    python benchmarks/auto_cost.py book-1m ml-1m --recipe recipes/amazon-book-1m.toml
+
+Processor time of a step on one thread, the loading of its batch included, over blocks of steps that
+the two take in turns: a busy machine slows both. The ratio is that of the medians over blocks, with
+the quartiles of the blocks' own ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+import torch
+
+from crossbatch.config import Recipe
+from crossbatch.data import open_dataset
+from crossbatch.training.advice import advise
+from crossbatch.training.assemble import build_trainer, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from crossbatch.data import Batch, Dataset
+    from crossbatch.training.trainer import Trainer
+
+HEADS = ("data", "model", "auto took", "in-batch ms", "auto ms", "ratio", "quartiles")
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, nargs="+", help="dataset folders")
+    parser.add_argument("--recipe", type=Path, required=True, help="what all runs share")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--models", default="youtube_dnn,gru4rec,mind")
+    parser.add_argument("--blocks", type=int, default=15, help="of each, in turns")
+    parser.add_argument("--steps", type=int, default=100, help="of a block")
+    return parser.parse_args()
+
+
+def block(trainer: Trainer, batches: Iterator[Batch], steps: int) -> float:
+    """Milliseconds of a step."""
+    start = time.process_time()
+    for _ in range(steps):
+        trainer.train_step(next(batches))
+    return 1e3 * (time.process_time() - start) / steps
+
+
+def compare(dataset: Dataset, recipe: Recipe, blocks: int, steps: int) -> tuple[str, ...]:
+    """One row of the table."""
+    advice = advise(replace(recipe, sampler={"name": "auto"}), dataset)
+    sides: list[tuple[Trainer, Iterator[Batch], list[float]]] = []
+    for sampler in ({"name": "in_batch"}, advice.sampler):
+        trainer = build_trainer(resolve(replace(recipe, sampler=sampler), dataset), dataset)
+        length = recipe.train.history_length
+        batches = dataset.batches(recipe.train.batch_size, seed=0, history_length=length)
+        block(trainer, batches, 2 * steps)  # until banks are full and caches warm
+        sides.append((trainer, batches, []))
+    for _ in range(blocks):
+        for trainer, batches, taken in sides:
+            taken.append(block(trainer, batches, steps))
+    plain, auto = (taken for _, _, taken in sides)
+    low, _, high = quantiles([a / p for a, p in zip(auto, plain, strict=True)], n=4)
+    count = [v for k, v in advice.sampler.items() if k != "name"]
+    took = " ".join(str(word) for word in (advice.sampler["name"], *count))
+    ratio = median(auto) / median(plain)
+    return (
+        dataset.path.name, recipe.model.name, took,
+        f"{median(plain):.2f}", f"{median(auto):.2f}", f"{ratio:.2f}", f"{low:.2f}–{high:.2f}",
+    )  # fmt: skip
+
+
+def main() -> None:
+    options = parsed()
+    torch.set_num_threads(1)
+    print("| " + " | ".join(HEADS) + " |\n|" + "---|" * len(HEADS))
+    for path in options.data:
+        dataset = open_dataset(path)
+        for model in options.models.split(","):
+            own = [f"model.name={model}", "train.threads=1", *options.overrides]
+            recipe = Recipe.load(options.recipe, own)
+            row = compare(dataset, recipe, options.blocks, options.steps)
+            print("| " + " | ".join(row) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

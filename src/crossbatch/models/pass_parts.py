@@ -1,0 +1,190 @@
+"""What towers with a way back of their own are made of: see `passes`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from crossbatch import kernels
+
+from .embedding import EmbeddingTable, Read
+from .history import blank_positions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .dense import MLP
+    from .embedding import RowKeeper
+    from .item_tower import ItemTower
+    from .two_tower import TwoTower
+
+    Array = np.ndarray
+
+NOTHING = np.empty(0, dtype=np.float32)
+
+
+class HistoryReader:
+    """Rows of a history's items, and the way of their gradients to who keeps the table.
+
+    Args:
+        model: One that `fits`.
+    """
+
+    def __init__(self, model: TwoTower) -> None:
+        from . import history_kernel, rows_kernel
+
+        self.model = model
+        self.table = cast("EmbeddingTable", cast("ItemTower", model.item_tower).table)
+        self.weight = Arrays([self.table.weight])
+        self._history, self._rows = history_kernel, rows_kernel
+
+    @staticmethod
+    def fits(model: TwoTower) -> bool:
+        """Whether a history is rows of the id table, and a user nothing but a history."""
+        table = getattr(model.item_tower, "table", None)
+        plain = isinstance(table, EmbeddingTable) and model.profile is None
+        return plain and model.history == "id" and trainable(model)
+
+    def by_history(self, history: Tensor) -> tuple[Tensor, Array, Tensor]:
+        """Real items `[P]` of histories `[B, L]`, where each ends, and positions in it `[P]`."""
+        ids, stops, positions = self._history.by_history(self.trained_on(history).numpy())
+        return torch.from_numpy(ids), stops, torch.from_numpy(positions)
+
+    def by_step(self, history: Tensor) -> tuple[Tensor, Array, Array]:
+        """Real items `[P]` step by step, how many there are of each, and whose they are."""
+        ids, steps, order = self._history.by_step(self.trained_on(history).numpy())
+        return torch.from_numpy(ids), steps, order
+
+    def read(self, ids: Tensor) -> Array:
+        """Rows `[P, d]`."""
+        keeper_of(self.table).before_read(ids)
+        rows = np.empty((len(ids), self.table.dim), dtype=np.float32)
+        self._rows.gather(self.weight()[0], ids.numpy(), rows, 0)
+        return rows
+
+    def give_back(self, ids: Tensor, gradient: Array) -> None:
+        """Hand the gradient `[P, d]` of the rows `ids` to the table's keeper."""
+        keeper_of(self.table).after_read(Read(ids, 1, torch.from_numpy(gradient), given=True))
+
+    def trained_on(self, history: Tensor) -> Tensor:
+        """The history without what training forgets of it."""
+        rate = self.model.history_dropout
+        return blank_positions(history, rate) if self.model.training and rate > 0 else history
+
+
+class Ending:
+    """The dense part of a tower: layers, then vectors of length 1 if asked.
+
+    Args:
+        layers: Or None for none.
+        normalize: As in `TwoTower`.
+    """
+
+    def __init__(self, layers: MLP | None, normalize: bool) -> None:
+        from . import layers_kernel, rows_kernel
+
+        self.normalize = normalize
+        linear = [layer for layer in layers or () if isinstance(layer, nn.Linear)]
+        self.last_relu = layers is not None and not isinstance(layers[-1], nn.Linear)
+        weights, biases = [layer.weight for layer in linear], [layer.bias for layer in linear]
+        self.weights, self.biases = Arrays(weights), Arrays(biases)
+        self.widths = [len(bias) for bias in biases]
+        self.gradients = Gradients([*weights, *biases])
+        self._layers, self._rows = layers_kernel, rows_kernel
+
+    def __call__(self, x: Array) -> tuple[Array, Callable[[Array], Array]]:
+        """Vectors `[n, d]` of `x` `[n, in]`, and the way back to the gradient of `x`."""
+        n, weights = len(x), self.weights()
+        outputs = tuple([np.empty((n, width), dtype=np.float32) for width in self.widths])
+        if outputs:
+            self._layers.forward(x, weights, self.biases(), outputs, self.last_relu)
+        vectors = outputs[-1] if outputs else x
+        directions, lengths = vectors, NOTHING
+        if self.normalize:
+            directions, lengths = np.empty_like(vectors), np.empty(n, dtype=np.float32)
+            self._rows.unit(vectors, directions, lengths)
+
+        def backward(gradient: Array) -> Array:
+            if self.normalize:
+                self._rows.unit_backward(gradient, directions, lengths, gradient)
+            return self._through_layers(gradient, x, weights, outputs) if outputs else gradient
+
+        return directions, backward
+
+    def _through_layers(
+        self, gradient: Array, x: Array, weights: tuple[Array, ...], outputs: tuple[Array, ...]
+    ) -> Array:
+        of_x = np.empty_like(x)
+
+        def compute(*arrays: Array) -> None:
+            half = len(arrays) // 2
+            self._layers.backward(
+                gradient, x, weights, outputs, self.last_relu, arrays[:half], arrays[half:], of_x
+            )
+
+        self.gradients.write(compute)
+        return of_x
+
+
+class Gradients:
+    """Gradients in arrays of their own; `.grad` of the parameters points there after a way back.
+
+    Args:
+        parameters: Those that do not learn are written to as well, and left alone.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = parameters
+        self.gradients = [torch.zeros_like(parameter) for parameter in parameters]
+        self.arrays = Arrays(self.gradients)()
+
+    def write(self, compute: Callable[..., None]) -> None:
+        """Let `compute` write to the arrays; what other ways back have left is added to."""
+        again = self.parameters[0].grad is self.gradients[0]  # a second one since the last step
+        earlier = [own.clone() for own in self.gradients] if again else []
+        compute(*self.arrays)
+        for own, before in zip(self.gradients, earlier, strict=False):
+            own += before
+        if not again:
+            for parameter, own in zip(self.parameters, self.gradients, strict=True):
+                if parameter.grad is not None:  # of autograd: a part of another tower too
+                    parameter.grad += own
+                elif parameter.requires_grad:
+                    parameter.grad = own
+
+
+class Arrays:
+    """Tensors as arrays over the same memory, made anew whenever they were given other memory."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._addresses: list[int] = []
+        self._arrays: tuple[Array, ...] = ()
+
+    def __call__(self) -> tuple[Array, ...]:
+        """The arrays."""
+        addresses = [tensor.data_ptr() for tensor in self._tensors]
+        if addresses != self._addresses:
+            self._arrays = tuple(tensor.detach().numpy() for tensor in self._tensors)
+            self._addresses = addresses
+        return self._arrays
+
+
+def trainable(module: nn.Module) -> bool:
+    """Whether every weight is float32 on a CPU and learns, tables by rows."""
+    tables = [part for part in module.modules() if isinstance(part, EmbeddingTable)]
+    kept = all(table.keeper is not None for table in tables)
+    plain = all(
+        p.requires_grad and p.device.type == "cpu" and p.dtype == torch.float32
+        for p in module.parameters()
+    )
+    return kept and plain and kernels.available()
+
+
+def keeper_of(table: EmbeddingTable) -> RowKeeper:
+    """Who updates the rows of a table that is `trainable`."""
+    assert table.keeper is not None
+    return table.keeper

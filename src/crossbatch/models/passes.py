@@ -1,0 +1,161 @@
+"""Towers with a way back of their own: what autograd's graph would do, by two compiled calls.
+
+    vectors, backward = ItemsPass(model)(item_ids)      # [N, d]
+    backward(gradient)                                  # to `.grad` and to the tables' keepers
+
+At a batch of 128, building a graph and walking it costs as much as the towers' arithmetic. Towers
+that have no compiled form go through autograd behind the same interface (`GraphPass`), so that
+whoever trains need not know which is which.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .embedding import EmbeddingTable, Read
+from .item_tower import ItemTower
+from .pass_parts import Arrays, Ending, HistoryReader, keeper_of, trainable
+from .youtube_dnn import YouTubeDNN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .two_tower import TwoTower
+
+    # From the gradient of the result to that of the item vectors it was computed from, if any.
+    Backward = Callable[[Tensor], Tensor | None]
+    Pass = Callable[..., tuple[Tensor, Backward]]
+
+
+def items_pass(model: TwoTower) -> Pass:
+    """`model.items` with its way back."""
+    return ItemsPass(model) if ItemsPass.fits(model) else GraphPass(model.items)
+
+
+def users_pass(model: TwoTower) -> Pass:
+    """The user side of `model.forward`, a function of item vectors, history and user ids."""
+    from .sequence_passes import GRUPass, MINDPass
+
+    for kind in (UsersPass, MINDPass, GRUPass):
+        if kind.fits(model):
+            return kind(model)
+    return GraphPass(lambda v, history, users: model.select(model.users(history, users), v))
+
+
+class GraphPass:
+    """Any function of tensors, with autograd's way back.
+
+    Args:
+        function: Of item vectors or ids, and more.
+    """
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.function = function
+
+    def __call__(self, items: Tensor, *more: Tensor) -> tuple[Tensor, Backward]:
+        """The result as a constant, and the way back to the leaves of its graph."""
+        leaf = items.detach()
+        if leaf.is_floating_point():
+            leaf.requires_grad_()
+        with torch.enable_grad():
+            result = self.function(leaf, *more)
+
+        def backward(gradient: Tensor) -> Tensor | None:
+            if result.requires_grad:  # not where everything is frozen
+                torch.autograd.backward(result, gradient)
+            return leaf.grad
+
+        return result.detach(), backward
+
+
+class ItemsPass:
+    """Ids and categories through the layers of an `ItemTower`.
+
+    Args:
+        model: One that `fits`.
+    """
+
+    def __init__(self, model: TwoTower) -> None:
+        from . import rows_kernel
+
+        tower = cast("ItemTower", model.item_tower)
+        categories = tower._categories
+        tables = [cast("EmbeddingTable", tower.table), *(part.embedding for part in categories)]
+        stops = np.cumsum([table.dim for table in tables]).tolist()
+        self.tables, self.width = tables, stops[-1]
+        self.columns = list(map(slice, [0, *stops[:-1]], stops))  # of each table
+        self.weights = Arrays([table.weight for table in tables])
+        self.values = [part.table.values.numpy() for part in categories]
+        self.ending = Ending(tower.layers, model.normalize)
+        self._rows = rows_kernel
+
+    @staticmethod
+    def fits(model: TwoTower) -> bool:
+        """Whether items are rows of tables side by side and no further content."""
+        tower = model.item_tower
+        if not isinstance(tower, ItemTower) or not isinstance(tower.table, EmbeddingTable):
+            return False
+        return bool(tower.content is None or tower._categories) and trainable(tower)
+
+    def __call__(self, item_ids: Tensor) -> tuple[Tensor, Backward]:
+        """Vectors `[N, d]` of items `[N]`."""
+        found = [item_ids]  # the rows of each table
+        joined = np.empty((len(item_ids), self.width), dtype=np.float32)
+        for values in self.values:
+            rows = torch.empty_like(item_ids)
+            self._rows.gather_values(values, item_ids.numpy(), rows.numpy())
+            found.append(rows)
+        for table, rows in zip(self.tables, found, strict=True):
+            keeper_of(table).before_read(rows)
+        for weight, rows, columns in zip(self.weights(), found, self.columns, strict=True):
+            self._rows.gather(weight, rows.numpy(), joined, columns.start)
+        vectors, back = self.ending(joined)
+
+        def backward(gradient: Tensor) -> None:
+            leaf = torch.from_numpy(back(gradient.numpy()))
+            for table, rows, columns in zip(self.tables, found, self.columns, strict=True):
+                keeper_of(table).after_read(Read(rows, 1, leaf, columns, given=True))
+
+        return torch.from_numpy(vectors), backward
+
+
+class UsersPass:
+    """The mean of the history's rows through the layers of a `YouTubeDNN`.
+
+    Args:
+        model: One that `fits`.
+    """
+
+    def __init__(self, model: TwoTower) -> None:
+        from .rows_kernel import mean_rows, scale_rows
+
+        self.reader = HistoryReader(model)
+        self.ending = Ending(cast("YouTubeDNN", model.user_tower).layers, model.normalize)
+        self._mean_rows, self._scale_rows = mean_rows, scale_rows
+
+    @staticmethod
+    def fits(model: TwoTower) -> bool:
+        """Whether a user is the mean of the history's id vectors, through layers."""
+        return isinstance(model.user_tower, YouTubeDNN) and HistoryReader.fits(model)
+
+    def __call__(self, v: Tensor, history: Tensor, user_ids: Tensor) -> tuple[Tensor, Backward]:
+        """User vectors `[B, d]` of histories `[B, L]`."""
+        B, L = history.shape
+        reader, flat = self.reader, self.reader.trained_on(history).reshape(-1)
+        keeper = keeper_of(reader.table)
+        keeper.before_read(flat)
+        mean = np.empty((B, reader.table.dim), dtype=np.float32)
+        share = np.empty(B, dtype=np.float32)
+        self._mean_rows(reader.weight()[0], flat.numpy(), mean, share)
+        vectors, back = self.ending(mean)
+
+        def backward(gradient: Tensor) -> None:
+            of_sums = back(gradient.numpy())
+            self._scale_rows(of_sums, share)
+            keeper.after_read(Read(flat, L, torch.from_numpy(of_sums), given=True))
+
+        return torch.from_numpy(vectors), backward

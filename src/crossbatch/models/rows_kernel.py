@@ -1,0 +1,103 @@
+"""What happens to rows of a table on their way through a tower, compiled by numba.
+
+Arrays are float32, ids int64.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numba import njit
+
+from crossbatch.kernels.memory import copy, prefetch_line
+
+if TYPE_CHECKING:
+    Array = np.ndarray
+
+# Rows asked for before they are needed: they lie anywhere in a table larger than any cache.
+AHEAD = 16
+LINE = 16  # float32 values of a cache line
+TINY = 1e-8  # a vector that is shorter has no direction
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def gather(table: Array, ids: Array, out: Array, first: int) -> None:
+    """Copy the rows `ids` `[n]` of `table` `[R, d]` to `out` `[n, >= first + d]`."""
+    for n in range(ids.shape[0]):
+        if n + AHEAD < ids.shape[0]:
+            for k in range(0, table.shape[1], LINE):
+                prefetch_line(table, ids[n + AHEAD], k)
+        copy(table[ids[n]], out[n, first : first + table.shape[1]])
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def gather_values(values: Array, ids: Array, out: Array) -> None:
+    """`out` `[n]` = `values` `[R]`, integers of any width, at `ids` `[n]`."""
+    for n in range(ids.shape[0]):
+        out[n] = values[ids[n]]
+
+
+@njit(cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)
+def mean_rows(table: Array, ids: Array, out: Array, share: Array) -> None:
+    """The mean of the rows of each history.
+
+    Args:
+        table: `[R, d]`.
+        ids: `[B · L]`, one history after the other, 0 = padding.
+        out: `[B, d]`, written; zeros for an empty history.
+        share: `[B]`, written: what one row counts in its mean.
+    """
+    B, d = out.shape
+    L = ids.shape[0] // B
+    for b in range(B):
+        total, size = out[b], 0
+        total[:] = 0
+        for n in range(b * L, b * L + L):
+            if n + AHEAD < ids.shape[0] and ids[n + AHEAD] != 0:
+                for k in range(0, d, LINE):
+                    prefetch_line(table, ids[n + AHEAD], k)
+            if ids[n] != 0:
+                size += 1
+                row = table[ids[n]]
+                for k in range(d):
+                    total[k] += row[k]
+        share[b] = np.float32(1) / np.float32(max(size, 1))
+        for k in range(d):
+            total[k] *= share[b]
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def scale_rows(rows: Array, factors: Array) -> None:
+    """Multiply each row of `rows` `[n, d]` by its factor `[n]`, in place."""
+    for n in range(rows.shape[0]):
+        row = rows[n]
+        for k in range(row.shape[0]):
+            row[k] *= factors[n]
+
+
+@njit(cache=True, error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)
+def unit(vectors: Array, out: Array, lengths: Array) -> None:
+    """`vectors` `[n, d]` at length 1 in `out`, and their lengths `[n]`; zero vectors stay zero."""
+    for n in range(vectors.shape[0]):
+        source, place = vectors[n], out[n]
+        square = np.float32(0)
+        for k in range(source.shape[0]):
+            square += source[k] * source[k]
+        lengths[n] = np.sqrt(square)
+        factor = np.float32(0) if lengths[n] < TINY else np.float32(1) / lengths[n]
+        for k in range(source.shape[0]):
+            place[k] = source[k] * factor
+
+
+@njit(cache=True, error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)
+def unit_backward(grad: Array, units: Array, lengths: Array, out: Array) -> None:
+    """Gradient `[n, d]` of the vectors that `unit` was given, from that of what it gave."""
+    for n in range(grad.shape[0]):
+        g, direction, place = grad[n], units[n], out[n]
+        along = np.float32(0)
+        for k in range(g.shape[0]):
+            along += g[k] * direction[k]
+        factor = np.float32(0) if lengths[n] < TINY else np.float32(1) / lengths[n]
+        for k in range(g.shape[0]):
+            place[k] = (g[k] - along * direction[k]) * factor

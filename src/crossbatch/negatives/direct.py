@@ -1,0 +1,91 @@
+"""The sampled softmax for whoever walks back without autograd: a loss and its gradients at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from crossbatch.negatives.fused import own_place
+from crossbatch.negatives.loss import NonFiniteLossError, blame
+from crossbatch.negatives.masks import MASKS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from crossbatch.negatives.candidates import Candidates
+
+
+@dataclass(slots=True)
+class LossAndGradients:
+    """The mean loss of a batch and its gradients.
+
+    Attributes:
+        loss: Scalar.
+        users: `[B, d]`.
+        items: Vectors `[n, d]` that got a gradient, and the gradient. Those of the positives come
+            twice where the batch is not among the negatives as it stands.
+    """
+
+    loss: Tensor
+    users: Tensor
+    items: list[tuple[Tensor, Tensor]]
+
+    def of(self, vectors: Tensor) -> Tensor | None:
+        """The gradient `[n, d]` of item vectors `[n, d]` that were given, all their roles added."""
+        found = [gradient for given, gradient in self.items if given is vectors]
+        for more in found[1:]:
+            found[0] += more
+        return found[0] if found else None
+
+    def divide_(self, number: float) -> None:
+        """Make them the gradients of a share of the loss."""
+        for gradient in (self.users, *(gradient for _, gradient in self.items)):
+            gradient /= number
+
+
+def loss_and_gradients(
+    users: Tensor,
+    positives: Candidates,
+    negatives: Candidates,
+    *,
+    temperature: float = 1.0,
+    mask: str = "both",
+) -> LossAndGradients:
+    """`sampled_softmax_loss` of float32 vectors on a CPU, in one compiled call.
+
+    Arguments as there.
+    """
+    from crossbatch.negatives import softmax_kernel
+
+    own, parts = positives.embeddings, negatives.parts
+    row_keys, column_keys = MASKS[mask](positives.item_ids, negatives)
+    place = own_place(positives, negatives)
+    nothing = own[:0]
+    grad_users = torch.empty_like(users)
+    grad_own = nothing if place is not None else torch.empty_like(own)
+    grads = [nothing if part.cached else torch.empty_like(part.embeddings) for part in parts]
+    loss = softmax_kernel.loss_and_gradients(
+        users.numpy(),
+        temperature,
+        own.numpy(),
+        tuple([part.embeddings.numpy() for part in parts]),
+        tuple([part.push for part in parts]),
+        negatives.log_q.numpy(),
+        row_keys.numpy(),
+        column_keys.numpy(),
+        positives.log_q.numpy(),
+        -1 if place is None else place,
+        grad_users.numpy(),
+        grad_own.numpy(),
+        tuple([grad.numpy() for grad in grads]),
+    )
+    if not math.isfinite(loss):
+        raise NonFiniteLossError(blame(users / temperature, positives, negatives))
+    items = [] if place is not None else [(own, grad_own)]
+    for part, grad in zip(parts, grads, strict=True):
+        if not part.cached:
+            items.append((part.embeddings, grad))
+    return LossAndGradients(torch.tensor(loss), grad_users, items)

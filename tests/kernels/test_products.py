@@ -1,0 +1,55 @@
+"""Products inside compiled functions against float64, for views and shapes of all kinds."""
+
+import numpy as np
+import pytest
+
+from crossbatch import kernels
+
+products = pytest.importorskip("crossbatch.kernels.products", reason="needs numba")
+pytestmark = pytest.mark.skipif(not kernels.available(), reason="torch hides its products")
+
+SHAPES = [(1, 1, 1), (5, 3, 2), (64, 7, 33), (128, 64, 130)]
+
+
+def numbers(rows, columns, *, wide=0):
+    """A view of float32 whose rows are `wide` numbers longer than its columns."""
+    rng = np.random.default_rng(rows * 1000 + columns)
+    return rng.standard_normal((rows, columns + wide)).astype(np.float32)[:, :columns]
+
+
+@pytest.mark.parametrize(("m", "k", "n"), SHAPES)
+@pytest.mark.parametrize("wide", [0, 3])
+@pytest.mark.parametrize("keep", [0, 1])
+def test_products_are_those_of_float64(m, k, n, wide, keep):
+    before = numbers(m, n, wide=wide)
+    cases = {
+        "product": (numbers(m, k, wide=wide), numbers(k, n, wide=wide), lambda a, b: a @ b),
+        "product_t": (numbers(m, k, wide=wide), numbers(n, k, wide=wide), lambda a, b: a @ b.T),
+        "t_product": (numbers(k, m, wide=wide), numbers(k, n, wide=wide), lambda a, b: a.T @ b),
+    }
+    for name, (a, b, truth) in cases.items():
+        out = np.zeros((m, n + wide), dtype=np.float32)[:, :n]
+        out[:] = before
+        getattr(products, name)(a, b, out, keep)
+        expected = truth(a.astype(np.float64), b.astype(np.float64)) + keep * before
+        np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def test_what_was_there_is_not_read_unless_kept():
+    out = np.full((2, 2), np.nan, dtype=np.float32)
+    a = np.eye(2, dtype=np.float32)
+    products.product(a, a, out, 0)
+    np.testing.assert_array_equal(out, np.eye(2))
+
+
+def test_columns_beyond_a_view_are_left_alone():
+    wide = np.full((4, 6), 7, dtype=np.float32)
+    products.product(numbers(4, 3), numbers(3, 2), wide[:, 1:3], 0)
+    assert (wide[:, 0] == 7).all()
+    assert (wide[:, 3:] == 7).all()
+
+
+def test_nothing_times_something_is_nothing():
+    out = np.zeros((0, 4), dtype=np.float32)
+    products.product(numbers(0, 3), numbers(3, 4), out, 0)
+    assert out.shape == (0, 4)
