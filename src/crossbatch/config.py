@@ -256,8 +256,8 @@ def _section(kind: type[T], name: str, document: Mapping[str, Any]) -> T:
 def _converted(key: str, value: Any, hint: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if get_args(hint)[:1] == (str,) and isinstance(value, (list, tuple)):
-        if not all(isinstance(entry, str) for entry in value):
+    if get_args(hint) == (str, ...):
+        if not isinstance(value, list | tuple) or not all(isinstance(e, str) for e in value):
             raise ConfigError(f"{key} must be a list of strings, got {value!r}")
         return tuple(value)
     plain = dict if get_args(hint)[-1:] == (Any,) else hint

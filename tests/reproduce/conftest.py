@@ -48,6 +48,9 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "uniform": {"name": "uniform", "num_negatives": 40},
     "cross_batch": {"name": "cross_batch", "item_gradient": "paper", "warmup_steps": 100},
     "balanced": {"name": "cross_batch", "item_gradient": "balanced", "warmup_steps": 100},
+    "drift_limited": {"name": "cross_batch", "item_gradient": "balanced", "max_staleness": 0.1},
+    "full": {"name": "uniform", "num_negatives": 20},
+    "auto": {"name": "auto", "budget": 1.2},
 }
 
 

@@ -76,6 +76,31 @@ def test_settings_change_one_combination_alone():
     assert design.cell("mind", "cross_batch", 0, 0) == design.cell("mind", "in_batch", 0)
 
 
+def test_what_a_search_does_not_try_takes_the_settings_of_its_relative():
+    chosen = {"mind": {"in_batch": ["train.lr=0.5"], "uniform": ["train.lr=0.25"]}}
+    design = replace(DESIGN, settings=chosen)
+    assert design.cell("mind", "auto", 0).recipe.train.lr == 0.5
+    assert design.cell("mind", "full", 0).recipe.train.lr == 0.25
+    assert design.cell("mind", "drift_limited", 0).recipe.train.lr == 0.001
+    chosen["mind"]["auto"] = ["train.lr=0.125"]
+    assert design.cell("mind", "auto", 0).recipe.train.lr == 0.125
+
+
+@pytest.mark.parametrize("sampler", ["cross_batch", "uniform", "in_batch"])
+def test_no_recipe_changes_the_ceiling_or_the_drift_rule(sampler):
+    base = PAPER.changed([f'sampler={{name="{sampler}"}}'])
+    if sampler == "cross_batch":
+        base = base.changed(["sampler.capacity=640", "sampler.warmup_steps=7"])
+    design = replace(DESIGN, base=base, num_items=500)
+    full, limited = design.cell("mind", "full", 0), design.cell("mind", "drift_limited", 0)
+    assert full.recipe.sampler == {"name": "uniform", "num_negatives": 500}
+    assert limited.folder == "runs/mind-drift_limited-s0"
+    assert limited.recipe.sampler == {
+        "name": "cross_batch", "capacity": 10112, "item_gradient": "balanced",
+        "warmup_steps": 0, "max_staleness": 0.1,
+    }  # fmt: skip
+
+
 def test_the_base_recipes_own_bank_is_the_usual_one():
     base = PAPER.changed(['sampler={name="cross_batch", capacity=640, warmup_steps=7}'])
     design = replace(DESIGN, base=base)

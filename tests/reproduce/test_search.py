@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 
 from crossbatch.config import Recipe
+from crossbatch.documents import file_checksum
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.reproduce.design import Design
+from crossbatch.reproduce.experiments import Request, keep, write
 from crossbatch.reproduce.folder import GridFolder
 from crossbatch.reproduce.search import (
     SETTINGS,
@@ -58,15 +60,17 @@ def test_every_combination_gets_the_same_settings():
             recipe.loss.temperature,
             recipe.train.lr,
             recipe.loss.l2,
+            tuple(recipe.model.tower.items()),
         )
         tried.setdefault(key, set()).add(chosen)
         assert recipe.model.history_dropout == 0.3  # the base's
         assert recipe.train.max_steps == 6000
         assert not cell.test
     assert len(tried) == 4
-    first = next(iter(tried.values()))
-    assert len(first) == len(SETTINGS)
-    assert all(settings == first for settings in tried.values())
+    for name, own in (("mind", 3), ("gru4rec", 0)):  # options of its tower that no other has
+        first, second = (found for key, found in tried.items() if key[0] == name)
+        assert first == second
+        assert len(first) == len(SETTINGS) + own
 
 
 def test_a_narrower_search_keeps_the_strategies_equal():
@@ -108,7 +112,7 @@ def test_the_choice_is_written_with_every_number_and_read_back(searched):
     out = searched(lambda recipe, folder, seed: 0.1 + recipe.train.lr + recipe.loss.l2)
     write_search(DESIGN, GridFolder(out))
     rows = json.loads((out / "search.json").read_text())["rows"]
-    assert len(rows) == 2 * (len(SETTINGS) + len(SETTINGS) + 2)
+    assert len(rows) == 4 * len(SETTINGS) + 2 * 3 + 2 * 2 + 1  # MIND's own, early banks
     assert all(len(row["values"]) == 2 for row in rows)
     settings = read_settings(out / "settings.toml")
     assert settings == tomllib.loads((out / "settings.toml").read_text())
@@ -127,6 +131,48 @@ def test_the_choice_is_written_with_every_number_and_read_back(searched):
     assert (tuned.train.lr, tuned.model.normalize) == (0.003, False)
 
 
+def test_bug_a_search_could_not_be_kept(searched, tmp_path):
+    """Its runs are no records, so that its pages cannot be made anew from them."""
+    home = GridFolder(searched(lambda *_: 0.1))
+    request = Request("search", DESIGN, home)
+    write(request)
+    keep(request, tmp_path / "kept")
+    for name in ("settings.toml", "search.md", "search.json"):
+        assert (tmp_path / "kept" / name).read_bytes() == (home.path / name).read_bytes()
+
+
+def test_bug_a_search_believed_what_it_remembered_whatever_that_was(searched):
+    out = searched(lambda *_: 0.1)
+    write_search(DESIGN, GridFolder(out))
+    whole = (out / "search.json").read_text()
+    (out / "search.json").write_text(whole.replace("0.1", "0.9", 1))
+    with pytest.raises(DataError, match=r"search\.json was changed after it was written"):
+        write_search(DESIGN, GridFolder(out))
+    for rows in ({}, [7], [{"strategy": "in_batch"}], None):
+        (out / "search.json").write_text(json.dumps({"rows": rows or [rows]}))
+        with pytest.raises(DataError, match="is not that of a search"):
+            write_search(DESIGN, GridFolder(out))
+
+
+def test_bug_a_search_believed_a_changed_result(searched):
+    home = searched(lambda *_: 0.1)
+    run = home / search_cells(DESIGN)[0].folder
+    listed = {"result.json": file_checksum(run / "result.json")}
+    (run / "checksums.json").write_text(json.dumps(listed))
+    read_trials(DESIGN, home)
+    (run / "result.json").write_text(json.dumps({"valid": {"recall@50": 0.9}}))
+    with pytest.raises(DataError, match="was changed after it was written"):
+        read_trials(DESIGN, home)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"valid": []}', '{"valid": {"recall@50": "x"}}'])
+def test_bug_a_result_without_the_metric_is_one_sentence(searched, text):
+    home = searched(lambda *_: 0.1)
+    (home / search_cells(DESIGN)[0].folder / "result.json").write_text(text)
+    with pytest.raises(DataError, match="has no validation recall@50"):
+        read_trials(DESIGN, home)
+
+
 def test_unfinished_trials_do_not_count_and_none_is_an_error(searched, tmp_path):
     with pytest.raises(DataError, match="no finished run"):
         write_search(DESIGN, GridFolder(tmp_path / "empty"))
@@ -134,6 +180,25 @@ def test_unfinished_trials_do_not_count_and_none_is_an_error(searched, tmp_path)
     for path in out.glob("search/mind-in_batch-dot-s*/result.json"):
         path.unlink()
     assert choose(read_trials(DESIGN, out))["mind"]["in_batch"].setting == "dot-fast"
+
+
+def test_a_search_goes_on_from_what_search_json_remembers(searched):
+    out = searched(lambda recipe, folder, seed: 0.1 + recipe.train.lr)
+    write_search(replace(DESIGN, models=("gru4rec",)), GridFolder(out))
+    assert set(read_settings(out / "settings.toml")) == {"gru4rec"}
+    before = json.loads((out / "search.json").read_text())["rows"]
+    for path in out.glob("search/gru4rec-*/result.json"):
+        path.unlink()  # records keep search.json alone
+    again = next(out.glob("search/gru4rec-in_batch-dot-s0"))
+    (again / "result.json").write_text(json.dumps({"valid": {"recall@50": 0.9}}))
+    write_search(replace(DESIGN, models=("mind",)), GridFolder(out))
+    assert set(read_settings(out / "settings.toml")) == {"gru4rec", "mind"}
+    rows = json.loads((out / "search.json").read_text())["rows"]
+    assert [row for row in rows if row["model"] == "gru4rec"] == before
+    write_search(replace(DESIGN, seeds=(0,), budget=400), GridFolder(out))
+    best = read_settings(out / "settings.toml")["gru4rec"]["in_batch"]
+    assert best == list(SETTINGS["dot"])  # made again, with another result
+    assert "of at most 400 to 6,000 steps" in (out / "search.md").read_text()
 
 
 @pytest.mark.parametrize("text", ["[mind]\nin_batch = 3", "mind = 1", "= broken"])

@@ -179,3 +179,12 @@ def test_a_part_of_a_grid_gives_a_part_of_the_table(make_cell, tmp_path):
     row = rows_of(folder)["mind", "cross_batch"]
     assert row["metrics"]["recall@50"]["sd"] is None
     assert row["gains"]["recall@50"] is None
+
+
+def test_what_others_are_measured_by_is_not_in_the_table(make_cell, tmp_path):
+    for strategy in ("in_batch", "uniform", "full", "drift_limited"):
+        make_cell("mind", strategy, 0, np.full(10, 0.2))
+    folder = GridFolder(tmp_path / "grid")
+    write_table1(folder)
+    rows = json.loads((folder.path / "table1.json").read_text())["rows"]
+    assert {row.get("strategy") for row in rows} == {None, "in_batch", "uniform"}

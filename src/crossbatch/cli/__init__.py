@@ -25,7 +25,13 @@ from crossbatch.cli import (
     tune,
 )
 from crossbatch.cli.exit_codes import FAILED, MISTAKE
-from crossbatch.errors import ConfigError, DataError, OtherRankError, RankLostError
+from crossbatch.errors import (
+    ConfigError,
+    DataError,
+    OtherRankError,
+    RankLostError,
+    out_of_memory,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -71,16 +77,11 @@ def main() -> None:
         reason = error.strerror or f"{error} (is the disk full?)"  # NumPy does not say
         sys.stderr.write(f"crossbatch: {reason}{where}\n")
         sys.exit(MISTAKE)
-    except (MemoryError, RuntimeError) as error:
-        if not _out_of_memory(error):
+    except (ImportError, MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
             raise
         sys.stderr.write(
             "crossbatch: there is not enough memory; what was whole stays whole: free some, or "
             "lower train.batch_size, model.dim or sampler.capacity\n"
         )
         sys.exit(MISTAKE)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed; of those of torch only the message tells."""
-    return isinstance(error, MemoryError) or "allocate memory" in str(error)

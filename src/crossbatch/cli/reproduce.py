@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def reproduce(
     experiment: Annotated[
-        str, typer.Argument(help="table1, table2, drift, curves, lemma, search or all.")
+        str, typer.Argument(help="table1, table2, drift, curves, lemma, bar, search or all.")
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder of the grid; the same one goes on.")],
     data: Annotated[
@@ -141,11 +141,12 @@ def _design(
 
     names = tuple(_words(models))
     if dataset is None:
-        samples = home.about.get("dataset", {}).get("eligible_samples", 0)
+        about = home.about.get("dataset", {})
+        samples, items = about.get("eligible_samples", 0), about.get("items", 0)
     else:
         from crossbatch.models import MODELS  # torch: only a grid that is trained needs it
 
-        samples = dataset.eligible_samples
+        samples, items = dataset.eligible_samples, dataset.num_items
         names = tuple(_word("--models", name, MODELS) for name in names)
     return Design(
         base,
@@ -155,6 +156,7 @@ def _design(
         seeds=_numbers("--seeds", seeds),
         settings=read_settings(settings) if settings else {},
         budget=budget,
+        num_items=items,
     )
 
 

@@ -29,9 +29,16 @@ STRATEGIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "cross_batch": lambda B: {"name": "cross_batch", "capacity": 19 * B},
     "balanced": lambda B: {"name": "cross_batch", "capacity": 19 * B},
     "auto": lambda _: {"name": "auto"},
+    "full": lambda _: {"name": "uniform"},
+    "drift_limited": lambda B: {"name": "cross_batch", "capacity": 79 * B},
 }
 USUAL = ("uniform", "in_batch", "mixed", "cross_batch", "balanced")  # unless others are asked for
 ITEM_GRADIENTS = {"cross_batch": "paper", "balanced": "balanced"}
+# Bank size by measured drift, a rule fixed before any of its runs: no warm-up, a bank larger than
+# any of Table 2, and the same limit for every model and every data set.
+DRIFT_RULE = {"item_gradient": "balanced", "warmup_steps": 0, "max_staleness": 0.1}
+# A search does not try these: they take what it chose for their nearest relative.
+RELATIVES = {"auto": "in_batch", "full": "uniform", "drift_limited": "balanced"}
 
 SIZES = (0, 1, 4, 9, 19, 39, 79)  # Table 2, in batches: M = 0, 128, 512, … 10112 at B = 128
 
@@ -71,6 +78,7 @@ class Design:
         strategies: Keys of `STRATEGIES`.
         seeds: One run each.
         settings: Overrides `section.key=value` by model and strategy, as `search` chose them.
+        num_items: Columns of the full softmax.
         budget: Steps of a shortened run, or None for runs until they converge.
     """
 
@@ -81,6 +89,7 @@ class Design:
     seeds: Sequence[int] = (0,)
     settings: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     budget: int | None = None
+    num_items: int = 0
 
     def table1(self) -> list[Cell]:
         """Every model with every strategy; a whole table for the first seed comes first."""
@@ -118,13 +127,17 @@ class Design:
         own = [] if model == self.base.model.name else ["model.tower={}"]  # another tower's options
         recipe = self.base.changed([f"model.name={model}", f"train.seed={seed}", *own])
         recipe = replace(recipe, sampler=self._sampler(recipe, strategy, size))
-        recipe = recipe.changed(tuple(self.settings.get(model, {}).get(strategy, ())))
+        recipe = recipe.changed(tuple(self._settings(model, strategy)))
         if self.budget:
             recipe = shortened(recipe, self.budget, self.one_pass)
         usual = self._sampler(recipe, strategy, None).get("capacity")
         capacity = recipe.sampler.get("capacity")
         bank = "" if capacity == usual else f"-M{capacity}"
         return Cell(f"runs/{model}-{strategy}{bank}-s{seed}", recipe)
+
+    def _settings(self, model: str, strategy: str) -> Sequence[str]:
+        chosen = self.settings.get(model, {})
+        return chosen.get(strategy, chosen.get(RELATIVES.get(strategy, ""), ()))
 
     def _sampler(self, recipe: Recipe, strategy: str, size: int | None) -> dict[str, Any]:
         """Options of a strategy; the base recipe's own win where it has the same sampler."""
@@ -134,6 +147,10 @@ class Design:
             options |= self.base.sampler
         if strategy in ITEM_GRADIENTS:
             options["item_gradient"] = ITEM_GRADIENTS[strategy]
+        if strategy == "full":
+            options = {"name": "uniform", "num_negatives": self.num_items}
+        if strategy == "drift_limited":
+            options = STRATEGIES[strategy](B) | DRIFT_RULE
         if size is not None:
             options["capacity"] = size * B
         return options

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from crossbatch.reproduce.bar import write_bar
 from crossbatch.reproduce.curves import write_curves
 from crossbatch.reproduce.design import SIZES, Cell, Design, distinct
 from crossbatch.reproduce.drift import write_drift
@@ -103,6 +104,8 @@ def keep(request: Request, out: Path) -> list[Path]:
     from crossbatch.reproduce.records import keep_records
 
     records = keep_records(request.folder, out)
+    if request.experiment == "search":  # whose pages are records themselves: its runs are not kept
+        return records
     return records + write(replace(request, folder=GridFolder(out)))
 
 
@@ -129,6 +132,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "curves": Experiment(lambda request: request.design.table1(), _from_runs(write_curves)),
     "drift": Experiment(lambda request: request.design.probes(), _from_runs(write_drift)),
     "lemma": Experiment(lambda request: request.design.probes(), _from_runs(write_lemma)),
+    "bar": Experiment(lambda request: request.design.table1(), _from_runs(write_bar)),
     "search": Experiment(
         lambda request: search_cells(request.design, request.among),
         lambda request: write_search(request.design, request.folder),

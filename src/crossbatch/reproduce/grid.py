@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -52,16 +53,67 @@ class GridOutcome:
     interrupted: bool = False
 
 
-@dataclass(slots=True)
 class _Worker:
-    cell: Cell
-    process: subprocess.Popen[bytes]
-    errors: IO[bytes]
+    """A process that trains one cell after another."""
+
+    def __init__(self) -> None:
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the worker)
+        self.process = subprocess.Popen(  # noqa: S603 (our own module)
+            [sys.executable, "-m", worker.__name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C reaches the grid alone, which then stops its workers
+        )
+        self.cell: Cell | None = None
+
+    def begin(self, cell: Cell, dataset: Dataset, out: Path) -> None:
+        """Hand over a cell."""
+        job = {
+            "data": str(dataset.path.resolve()),
+            "out": str((out / cell.folder).resolve()),
+            "recipe": cell.recipe.to_dict(),
+            "probe": cell.probe,
+            "test": cell.test,
+        }
+        self.errors.seek(0)  # both processes have one position in the file
+        self.errors.truncate()
+        self.cell = cell
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(job).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> int | None:
+        """The code that its cell ended with; None while it is training."""
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], 0)[0]:
+            return None
+        line = self.process.stdout.readline()
+        return int(line) if line else self.process.wait()  # killed
+
+    def complaint(self, code: int) -> str:
+        """What it wrote about a cell that went wrong."""
+        self.errors.seek(0)
+        text = self.errors.read().decode(errors="replace").strip()
+        return text or f"its process ended with code {code}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be given another cell."""
+        return worker.FORKS and self.process.poll() is None
 
     def stop(self) -> None:
         """Ask for a checkpoint and the end."""
         if self.process.stdin:
             self.process.stdin.close()
+
+    def wait(self) -> None:
+        """Until it has ended, which `stop` has asked it to."""
+        assert self.process.stdout is not None
+        self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
 
 
 def check_cells(cells: Sequence[Cell], dataset: Dataset, out: Path) -> None:
@@ -99,25 +151,29 @@ def run_grid(
     check_cells(cells, dataset, out)
     outcome = GridOutcome()
     waiting = [cell for cell in cells if not cell.is_finished(out)]
-    running: list[_Worker] = []
+    workers: list[_Worker] = []
     watcher.begin(cells, waiting)
     try:
         with _stop_signals():
-            while waiting or running:
-                _start_some(waiting, running, dataset, out, jobs)
+            while waiting or _busy(workers):
+                _start_some(waiting, workers, dataset, out, jobs)
                 time.sleep(TICK)
-                running = _reap(running, waiting, outcome, watcher)
-                watcher.tick([each.cell for each in running], waiting)
+                _reap(workers, waiting, outcome, watcher)
+                watcher.tick(_busy(workers), waiting)
     except KeyboardInterrupt:
         outcome.interrupted = True
     finally:
-        for each in running:
+        for each in workers:
             each.stop()
-        for each in running:
-            each.process.wait()
+        for each in workers:
+            each.wait()
         watcher.end()
     outcome.finished = [cell for cell in cells if cell.is_finished(out)]
     return outcome
+
+
+def _busy(workers: Sequence[_Worker]) -> list[Cell]:
+    return [each.cell for each in workers if each.cell]
 
 
 @contextmanager
@@ -140,61 +196,39 @@ def _stop_signals() -> Iterator[None]:
 
 
 def _start_some(
-    waiting: list[Cell], running: list[_Worker], dataset: Dataset, out: Path, jobs: int
+    waiting: list[Cell], workers: list[_Worker], dataset: Dataset, out: Path, jobs: int
 ) -> None:
     """Start the first free cells; forget those that somebody else has finished."""
     for cell in list(waiting):
-        if len(running) >= jobs:
+        if len(_busy(workers)) >= jobs:
             return
         if cell.is_finished(out):
             waiting.remove(cell)
         elif not in_use(out / cell.folder):
             waiting.remove(cell)
-            running.append(_start(cell, dataset, out))
-
-
-def _start(cell: Cell, dataset: Dataset, out: Path) -> _Worker:
-    job = {
-        "data": str(dataset.path.resolve()),
-        "out": str((out / cell.folder).resolve()),
-        "recipe": cell.recipe.to_dict(),
-        "probe": cell.probe,
-        "test": cell.test,
-    }
-    errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the worker)
-    process = subprocess.Popen(  # noqa: S603 (our own module)
-        [sys.executable, "-m", worker.__name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        start_new_session=True,  # Ctrl-C reaches the grid alone, which then stops its workers
-    )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(job).encode() + b"\n")
-    process.stdin.flush()
-    return _Worker(cell, process, errors)
+            idle = next((each for each in workers if not each.cell and each.alive), None)
+            if idle is None:
+                workers.append(idle := _Worker())
+            idle.begin(cell, dataset, out)
 
 
 def _reap(
-    running: list[_Worker], waiting: list[Cell], outcome: GridOutcome, watcher: Watcher
-) -> list[_Worker]:
-    """Take note of workers that have ended; return the others."""
-    still = []
-    for each in running:
-        code = each.process.poll()
-        if code is None:
-            still.append(each)
+    workers: list[_Worker], waiting: list[Cell], outcome: GridOutcome, watcher: Watcher
+) -> None:
+    """Take note of cells that have ended, and part with workers that take no other."""
+    for each in list(workers):
+        cell, code = each.cell, each.answer() if each.cell else None
+        if cell is None or code is None:
             continue
-        each.stop()
         if code == worker.DONE:
-            watcher.finished(each.cell)
+            watcher.finished(cell)
         elif code == worker.BUSY:  # another grid was faster
-            waiting.append(each.cell)
+            waiting.append(cell)
         else:
-            each.errors.seek(0)
-            text = each.errors.read().decode(errors="replace").strip()
-            outcome.failed[each.cell.folder] = text or f"its process ended with code {code}"
-            watcher.failed(each.cell, outcome.failed[each.cell.folder])
-        each.errors.close()
-    return still
+            outcome.failed[cell.folder] = each.complaint(code)
+            watcher.failed(cell, outcome.failed[cell.folder])
+        each.cell = None
+        if not each.alive:
+            workers.remove(each)
+            each.stop()
+            each.wait()

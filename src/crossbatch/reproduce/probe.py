@@ -66,6 +66,11 @@ class StabilityProbe:
             found["lemma"] = self._lemma(trainer, sampler.bank.read())
         return found
 
+    @property
+    def measuring(self) -> bool:
+        """Whether snapshots wait for the measurement that they are for."""
+        return bool(self.snapshots)
+
     def measures_at(self, step: int) -> bool:
         """Whether the window of Δt that ends at `step` begins right after a checkpoint."""
         start = step - max(INTERVALS) - 1
@@ -81,7 +86,7 @@ class StabilityProbe:
         drifts = {}
         for interval in INTERVALS:
             before = self.snapshots.pop((step, interval), None)
-            if before is not None:  # None after a resume in the middle of a window
+            if before is not None:  # None where evaluations come within a window
                 drift = feature_drift(now, before)
                 drifts[str(interval)] = {
                     "sum": drift.total,

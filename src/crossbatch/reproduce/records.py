@@ -61,7 +61,6 @@ def keep_records(folder: GridFolder, out: Path) -> list[Path]:
 def _keep_run(run: Run, out: Path) -> Path:
     dataset = {**run.config.get("dataset", {}), "path": run.dataset_name}  # not where it lay
     write_whole(out / "config.json", _json({**run.config, "dataset": dataset}))
-    write_whole(out / "result.json", _json(run.result))
     lines = b"".join(_json(event) for event in thinned(run.journal.events))
     write_whole(out / "journal.jsonl", lines)
     columns: dict[str, Any] = {f"test_{key}": run.per_user(key) for key in PER_USER}
@@ -70,6 +69,7 @@ def _keep_run(run: Run, out: Path) -> Path:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **known)
         write_whole(out / PER_USER_FILE, buffer.getvalue())
+    write_whole(out / "result.json", _json(run.result))  # last: with it a record is finished
     return out
 
 

@@ -3,6 +3,9 @@
     run_grid(search_cells(design), dataset, out, jobs=2, watcher=SilentWatcher())
     write_search(design, GridFolder(out))      # search.md, .csv, .json and settings.toml
 
+A search may be done a part at a time, or go on from records: `search.json` remembers the trials
+whose runs are not asked for or not there any more.
+
 Test users are never looked at. Each model × strategy gets the setting of the highest validation
 metric, averaged over seeds; `--settings settings.toml` then applies it.
 """
@@ -13,13 +16,20 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from crossbatch.documents import read_document
+from crossbatch.documents import read_document, seal_is_broken, verify_checksums
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.reports.cells import NOTHING
 from crossbatch.reports.markdown import pipe_table
 from crossbatch.reports.output import write_whole
 from crossbatch.reports.variants import MODEL_NAMES
-from crossbatch.reproduce.design import ITEM_GRADIENTS, Cell, Design, shortened
+from crossbatch.reproduce.design import (
+    ITEM_GRADIENTS,
+    MODELS,
+    STRATEGIES,
+    Cell,
+    Design,
+    shortened,
+)
 from crossbatch.reproduce.folder import TITLES, GridFolder
 from crossbatch.reproduce.sheet import Sheet, write_sheet
 
@@ -45,18 +55,29 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "cosine-0.05-fast": ("model.normalize=true", "loss.temperature=0.05", "train.lr=0.003"),
 }
 
+# MIND as published for Books ends in a ReLU and lets all users begin as nearly one vector, and both
+# slow it down; it is also tried without either.
+PLAIN_MIND = ("model.tower.relu=false", "model.tower.bias_start=zeros", "model.tower.readout=soft")
+MODEL_SETTINGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "mind": {
+        f"{name}-plain": SETTINGS[name] + PLAIN_MIND
+        for name in ("dot-fast", "cosine-0.1", "cosine-0.1-fast")
+    }
+}
 
 # A bank may also be read early, after this share of a pass instead of a whole one.
 EARLY = 0.1
-EARLY_SETTINGS = ("dot", "cosine-0.1")
+EARLY_SETTINGS = ("dot", "cosine-0.1", "cosine-0.1-plain")
 
 
-def settings_of(strategy: str, one_pass: int) -> dict[str, tuple[str, ...]]:
-    """The settings that a strategy is tried with, by name."""
+def settings_of(model: str, strategy: str, one_pass: int) -> dict[str, tuple[str, ...]]:
+    """The settings that a model is tried with, by name: the same for all strategies but banks."""
+    settings = SETTINGS | MODEL_SETTINGS.get(model, {})
     if strategy not in ITEM_GRADIENTS:
-        return SETTINGS
+        return settings
     early = f"sampler.warmup_steps={max(1, round(EARLY * one_pass))}"
-    return SETTINGS | {f"{name}-early": (*SETTINGS[name], early) for name in EARLY_SETTINGS}
+    tried = [name for name in EARLY_SETTINGS if name in settings]
+    return settings | {f"{name}-early": (*settings[name], early) for name in tried}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +90,7 @@ class Trial:
     overrides: tuple[str, ...]
     values: tuple[float, ...]  # one per seed
     runs: tuple[str, ...]  # folders
+    steps: int  # at most
 
     @property
     def mean(self) -> float:
@@ -84,14 +106,15 @@ def search_cells(design: Design, among: Sequence[str] = ()) -> list[Cell]:
         among: Names of the settings to try, each with its early warm-up where there is one; empty
             for all. Strategies are always tried with the same ones.
     """
-    if unknown := set(among) - set(SETTINGS):
-        raise ConfigError(f"--among must name {', '.join(SETTINGS)}, got {min(unknown)!r}")
+    names = [*SETTINGS, *(name for own in MODEL_SETTINGS.values() for name in own)]
+    if unknown := set(among) - set(names):
+        raise ConfigError(f"--among must name {', '.join(names)}, got {min(unknown)!r}")
     return [
         _cell(design, model, strategy, setting, seed)
         for seed in design.seeds
         for model in design.models
         for strategy in design.strategies
-        for setting in settings_of(strategy, design.one_pass)
+        for setting in settings_of(model, strategy, design.one_pass)
         if not among or setting.removesuffix("-early") in among
     ]
 
@@ -101,21 +124,65 @@ def read_trials(design: Design, out: Path) -> list[Trial]:
     trials = []
     for model in design.models:
         for strategy in design.strategies:
-            for setting, overrides in settings_of(strategy, design.one_pass).items():
+            for setting, overrides in settings_of(model, strategy, design.one_pass).items():
                 cells = [_cell(design, model, strategy, setting, s) for s in design.seeds]
                 found = {cell.folder: _validation(out / cell.folder, design) for cell in cells}
                 values = {folder: value for folder, value in found.items() if value is not None}
                 if values:
                     scores, runs = tuple(values.values()), tuple(values)
-                    trials.append(Trial(model, strategy, setting, overrides, scores, runs))
+                    steps = design.budget or STEPS
+                    trial = Trial(model, strategy, setting, overrides, scores, runs, steps)
+                    trials.append(trial)
     return trials
+
+
+def remembered_trials(out: Path) -> list[Trial]:
+    """The trials that `search.json` holds."""
+    path = out / "search.json"
+    document = read_document(path, "search again") if path.is_file() else {"rows": []}
+    if seal_is_broken(document):
+        raise DataError(f"{path} was changed after it was written: restore it, or search again")
+    try:
+        return [
+            Trial(
+                row["model"],
+                row["strategy"],
+                row["setting"],
+                tuple(row["overrides"]),
+                tuple(row["values"]),
+                tuple(row["runs"]),
+                row.get("steps", 0),
+            )
+            for row in document["rows"]
+            if row["strategy"] in STRATEGIES
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not that of a search ({error!r}): search again") from None
+
+
+def united(found: Sequence[Trial], remembered: Sequence[Trial]) -> list[Trial]:
+    """All trials in the order of the tables; one that was made again counts as it is now."""
+    trials = {_place(trial): trial for trial in (*remembered, *found)}
+    return [trials[place] for place in sorted(trials)]
+
+
+def _place(trial: Trial) -> tuple[int, str, int, int, str]:
+    settings = list(settings_of(trial.model, "balanced", 1))
+    number = settings.index(trial.setting) if trial.setting in settings else len(settings)
+    model = MODELS.index(trial.model) if trial.model in MODELS else len(MODELS)
+    return model, trial.model, list(STRATEGIES).index(trial.strategy), number, trial.setting
 
 
 def _validation(run: Path, design: Design) -> float | None:
     path = run / "result.json"
     if not path.is_file():
         return None
-    return float(read_document(path, "train the run again")["valid"][design.base.train.metric])
+    verify_checksums(run)
+    result, metric = read_document(path, "train the run again"), design.base.train.metric
+    try:
+        return float(result["valid"][metric])
+    except (KeyError, TypeError, ValueError):
+        raise DataError(f"{path} has no validation {metric}: train the run again") from None
 
 
 def choose(trials: Sequence[Trial]) -> dict[str, dict[str, Trial]]:
@@ -130,7 +197,7 @@ def choose(trials: Sequence[Trial]) -> dict[str, dict[str, Trial]]:
 
 def write_search(design: Design, folder: GridFolder) -> list[Path]:
     """Write a page with every number (and as CSV and JSON), and `settings.toml` with the choice."""
-    trials = read_trials(design, folder.path)
+    trials = united(read_trials(design, folder.path), remembered_trials(folder.path))
     if not trials:
         raise DataError(f"{folder.path}/search holds no finished run; run the search with --data")
     best, metric = choose(trials), design.base.train.metric
@@ -138,9 +205,11 @@ def write_search(design: Design, folder: GridFolder) -> list[Path]:
         asdict(trial) | {"mean": trial.mean, "chosen": best[trial.model][trial.strategy] is trial}
         for trial in trials
     ]
+    lengths = sorted({trial.steps for trial in trials if trial.steps})
+    seeds = sorted({len(trial.values) for trial in trials})
     note = (
-        f"Best validation {metric} of at most {design.budget or STEPS:,} steps, in per cent; mean "
-        f"over {len(design.seeds)} seed(s). Bold: chosen. Test users were not looked at."
+        f"Best validation {metric} of at most {_range(lengths)} steps, in per cent; mean over "
+        f"{_range(seeds)} seed(s). Bold: chosen. Test users were not looked at."
     )
     parts = [_table(trials, best), note, "## Settings", _settings(trials)]
     text = settings_toml(best, metric)
@@ -148,6 +217,11 @@ def write_search(design: Design, folder: GridFolder) -> list[Path]:
         *write_sheet(folder, Sheet("search", "Search for settings", parts, rows)),
         write_whole(folder.path / "settings.toml", text.encode()),
     ]
+
+
+def _range(numbers: Sequence[int]) -> str:
+    ends = dict.fromkeys((numbers[0], numbers[-1])) if numbers else {}
+    return " to ".join(f"{number:,}" for number in ends)
 
 
 def _table(trials: Sequence[Trial], best: Mapping[str, Mapping[str, Trial]]) -> str:
@@ -206,7 +280,7 @@ def _is_overrides(value: object) -> bool:
 
 
 def _cell(design: Design, model: str, strategy: str, setting: str, seed: int) -> Cell:
-    overrides = settings_of(strategy, design.one_pass)[setting]
+    overrides = settings_of(model, strategy, design.one_pass)[setting]
     trial = replace(design, settings={model: {strategy: overrides}}, budget=None)
     cell = trial.cell(model, strategy, seed)
     recipe = shortened(cell.recipe, design.budget or STEPS, design.one_pass)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from crossbatch.documents import sealed
 from crossbatch.reports.markdown import literal
 from crossbatch.reports.output import write_whole
 from crossbatch.reports.panels import write_panels
@@ -62,6 +63,7 @@ def write_sheet(folder: GridFolder, sheet: Sheet) -> list[Path]:
     ]
     page = "\n\n".join([f"# {sheet.title}", *_heading(folder), *sheet.parts, *images]) + "\n"
     document = {"experiment": sheet.name} | folder.about | {"rows": sheet.rows}
+    document = sealed(json.loads(json.dumps(document)))  # keys as they will be read
     return [
         write_whole(out / f"{sheet.name}.md", page.encode()),
         write_whole(out / f"{sheet.name}.csv", _csv(sheet.rows).encode()),

@@ -1,0 +1,132 @@
+"""The judgement on auto and on the drift rule, against numbers made by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from crossbatch.errors import DataError
+from crossbatch.reproduce.bar import write_bar
+from crossbatch.reproduce.folder import GridFolder
+
+from .conftest import page_tables
+
+USERS = np.random.default_rng(0).random(200).astype(np.float32)
+
+
+@pytest.fixture
+def folder(make_cell, tmp_path):
+    """Write runs of MIND by strategy: test level, validation level."""
+
+    def write(levels, seeds=(0, 1, 2)):
+        for (strategy, capacity), (test, valid) in levels.items():
+            for seed in seeds:
+                users = test * USERS * (1 + 0.001 * seed)
+                make_cell(
+                    "mind", strategy, seed, users, capacity=capacity,
+                    extra={"valid": {"recall@50": valid, "ndcg@50": valid}},
+                )  # fmt: skip
+        return GridFolder(tmp_path / "grid")
+
+    return write
+
+
+def rows(folder):
+    write_bar(folder)
+    return json.loads((folder.path / "bar.json").read_text())["rows"]
+
+
+def test_the_best_by_hand_is_chosen_on_validation_users(folder):
+    grid = folder({
+        ("auto", None): (0.30, 0.2),
+        ("in_batch", None): (0.20, 0.5),  # best on validation
+        ("uniform", None): (0.40, 0.4),  # lucky on test
+        ("balanced", None): (0.90, 0.9),  # none of the four
+    })  # fmt: skip
+    (row,) = rows(grid)
+    assert (row["best"], row["best_on_test"]) == ("in_batch", "uniform")
+    assert row["rivals"] == ["uniform", "in_batch"]
+    gain = row["gains"]["recall@50"]
+    assert gain["relative"] == pytest.approx(0.5)
+    assert gain["low"] == pytest.approx(0.5, abs=0.01) == pytest.approx(gain["high"], abs=0.01)
+    assert row["verdict"] == "better"
+    assert row["test"]["in_batch"]["recall@50"] == pytest.approx(0.2 * 1.001 * USERS.mean())
+    assert row["cpu"] == pytest.approx(1.0)
+    page = (grid.path / "bar.md").read_text()
+    assert "worse than the best choice by hand on 0 of 1 models, level on 0, better on 1" in page
+
+
+def test_a_loss_beyond_noise_is_called_worse_and_one_within_it_level(folder, make_cell):
+    grid = folder({("in_batch", None): (0.2, 0.5), ("auto", None): (0.19, 0.5)})
+    assert rows(grid)[0]["verdict"] == "worse"
+    assert "**worse**" in (grid.path / "bar.md").read_text()
+    noise = np.random.default_rng(1)
+    for strategy in ("in_batch", "auto"):
+        for seed in range(3):
+            users = noise.permutation(USERS)  # another order: paired differences are large
+            make_cell("gru4rec", strategy, seed, users)
+    found = {row["model"]: row["verdict"] for row in rows(grid)}
+    assert found == {"mind": "worse", "gru4rec": "unclear"}
+
+
+def test_only_seeds_that_all_have_count(folder, make_cell):
+    grid = folder({("in_batch", None): (0.2, 0.5), ("auto", None): (0.3, 0.5)}, seeds=(0, 1))
+    make_cell("mind", "auto", 2, USERS)
+    (row,) = rows(grid)
+    assert row["seeds"] == [0, 1]
+    assert row["gains"]["recall@50"]["relative"] == pytest.approx(0.5)
+
+
+def test_what_auto_took_and_promised(make_cell, tmp_path):
+    make_cell("mind", "in_batch", 0, USERS)
+    path = make_cell("mind", "auto", 0, USERS) / "config.json"
+    config = json.loads(path.read_text())
+    facts = {"in_batch_ms": 2.0, "uniform_column_us": 3.0, "cached_column_us": 1.0}
+    config["advice"] = {"sampler": {"name": "mixed", "num_uniform": 64}, "facts": facts}
+    path.write_text(json.dumps(config))
+    (row,) = rows(GridFolder(tmp_path / "grid"))
+    assert row["chosen"] == ["mixed 64"]
+    assert row["promised"] == pytest.approx(1 + 64 * 3e-3 / 2.0)
+
+
+def test_the_distance_to_the_full_softmax(folder):
+    grid = folder({
+        ("in_batch", None): (0.2, 0.5), ("auto", None): (0.24, 0.5), ("full", None): (0.25, 0.6),
+    })  # fmt: skip
+    (row,) = rows(grid)
+    assert row["best"] == "in_batch"  # the ceiling is no rival
+    assert row["ceiling"]["auto"]["relative"] == pytest.approx(0.24 / 0.25 - 1)
+    assert row["ceiling"]["best"]["relative"] == pytest.approx(0.2 / 0.25 - 1)
+    assert "## The ceiling" in (grid.path / "bar.md").read_text()
+
+
+def test_the_drift_rule_against_fixed_sizes_of_its_own_strategy(folder):
+    grid = folder({
+        ("in_batch", None): (0.200, 0.50),
+        ("balanced", 4): (0.210, 0.60),  # best on validation
+        ("balanced", None): (0.220, 0.55),  # on test
+        ("cross_batch", 4): (0.900, 0.90),  # another strategy
+        ("drift_limited", None): (0.209, 0.10),
+    })  # fmt: skip
+    (row,) = rows(grid)
+    assert row["sizes"] == [0, 4, 76]
+    assert (row["best"], row["best_on_test"]) == (4, 76)
+    assert row["gains"]["best"]["relative"] == pytest.approx(0.209 / 0.210 - 1, abs=1e-6)
+    assert row["gains"]["best_on_test"]["relative"] == pytest.approx(0.209 / 0.220 - 1, abs=1e-6)
+    assert row["within"]
+    (table,) = page_tables((grid.path / "bar.md").read_text())
+    assert table[2][table[0].index("Within 1 %")] == "yes"
+
+
+def test_more_than_one_per_cent_below_is_a_miss(folder):
+    grid = folder({("balanced", None): (0.21, 0.6), ("drift_limited", None): (0.207, 0.9)})
+    (row,) = rows(grid)
+    assert not row["within"]
+    assert "**no**" in (grid.path / "bar.md").read_text()
+
+
+def test_nothing_to_judge_is_said(folder):
+    with pytest.raises(DataError, match="no run of auto or drift_limited"):
+        write_bar(folder({("in_batch", None): (0.2, 0.5)}))
