@@ -14,6 +14,7 @@ KERNELS = {
     "gru_kernel",
     "history_kernel",
     "layers_kernel",
+    "mask_kernel",
     "readout_kernel",
     "routing_kernel",
     "rows_kernel",

@@ -62,6 +62,7 @@ class LossConfig:
             `"frequency"` (raw item counts) or `"none"`.
         mask: `"both"`, `"batch"` or `"none"`; see `sampled_softmax_loss`.
         mask_history: Whether items of a row's own history are no negatives of it.
+        mask_later: Whether what came later in a row's own sequence is no negative of it.
         l2: Weight of the mean squared length of the batch's user and item vectors.
         chunk_size: Columns per block of the softmax; 0 for all at once.
     """
@@ -71,6 +72,7 @@ class LossConfig:
     q: str = "sampler_law"
     mask: str = "both"
     mask_history: bool = False
+    mask_later: bool = False
     l2: float = 0.0
     chunk_size: int = 0
 

@@ -28,7 +28,8 @@ def dataset(make_dataset: Maker) -> Dataset:
 
 
 def equal(one: Any, other: Any) -> bool:
-    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in one.__slots__)
+    names = ("user_ids", "history", "item_ids")
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in names)
 
 
 def test_a_sample_is_what_stands_before_its_target(dataset: Dataset) -> None:
@@ -47,6 +48,23 @@ def test_a_sample_is_what_stands_before_its_target(dataset: Dataset) -> None:
                 if items[k] == target and items[max(0, k - 6) : k] == shown
             ]
             assert places
+
+
+def test_what_came_later_is_the_rest_of_the_sequence(dataset: Dataset) -> None:
+    plain = dataset.batches(32, seed=0)
+    for batch in islice(dataset.batches(32, seed=0, later=True), 20):
+        assert equal(batch, next(plain))
+        ids, offsets = batch.later
+        assert ids.dtype == offsets.dtype == torch.int64
+        assert (offsets[0], offsets[-1], len(offsets)) == (0, len(ids), 33)
+        for row, user in enumerate(batch.user_ids):
+            items = dataset.items[dataset.offsets[user] : dataset.offsets[user + 1]].tolist()
+            later = ids[offsets[row] : offsets[row + 1]].tolist()
+            target = len(items) - len(later) - 1
+            assert items[target:] == [int(batch.item_ids[row]), *later]
+            shown = batch.history[row][batch.history[row] > 0].tolist()
+            assert items[max(0, target - 20) : target] == shown
+    assert next(plain).later is None
 
 
 def test_pitfall_29_short_history_is_not_dropped(make_dataset: Maker) -> None:

@@ -1,9 +1,11 @@
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossbatch.negatives import Candidates, known_positives_mask
+from crossbatch.negatives import Candidates, known_positives_mask, masks
 from crossbatch.negatives.masks import MASKS, drop_matches_
 
 
@@ -76,6 +78,23 @@ def test_keys_with_equal_last_bits_are_told_apart():
 )
 def test_known_positives_against_a_loop(known, column_ids):
     got = known_positives_mask(torch.tensor(known), torch.tensor(column_ids, dtype=torch.int64))
+    assert got.tolist() == [[i in row for i in column_ids] for row in known]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    known=st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=1, max_size=5),
+    column_ids=st.lists(st.integers(0, 6), max_size=12),
+    compiled=st.booleans(),
+)
+def test_known_positives_end_to_end_against_a_loop(known, column_ids, compiled):
+    ids = torch.tensor([i for row in known for i in row], dtype=torch.int64)
+    offsets = torch.tensor([0, *itertools.accumulate(map(len, known))])
+    with pytest.MonkeyPatch.context() as patch:
+        if not compiled:
+            patch.setattr(masks, "HAS_NUMBA", False)
+        columns_ = torch.tensor(column_ids, dtype=torch.int64)
+        got = known_positives_mask(ids, columns_, offsets)
     assert got.tolist() == [[i in row for i in column_ids] for row in known]
 
 

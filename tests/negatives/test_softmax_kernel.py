@@ -12,7 +12,7 @@ pytest.importorskip("numba", exc_type=ImportError)
 
 import numpy as np
 
-from crossbatch.negatives.softmax_kernel import _exponentials, softmax_rows
+from crossbatch.negatives.softmax_kernel import NOTHING, _exponentials, softmax_rows
 
 
 def problem(seed: int, B: int, M: int, scale: float):
@@ -87,7 +87,8 @@ def test_what_is_not_finite_reaches_the_loss(poison):
     block[1, 2] = poison
     losses = np.empty(2, dtype=np.float32)
     keys = np.array([7, 8]), np.array([1, 2, 3, 4])
-    softmax_rows(block, np.zeros(4, np.float32), *keys, np.zeros(2, np.float32), -1, 1.0, losses)
+    zeros = np.zeros(4, np.float32)
+    softmax_rows(block, zeros, *keys, NOTHING, zeros[:2], -1, 1.0, losses)
     assert losses[0] == pytest.approx(np.log(5))
     assert not np.isfinite(losses[1])
 
@@ -96,8 +97,19 @@ def test_keys_that_share_their_last_bits_are_told_apart():
     block = np.zeros((2, 4), dtype=np.float32)
     losses = np.empty(2, dtype=np.float32)
     rows, columns = np.array([5, 5 + 1024]), np.array([5, 5 + 1024, 5 + 2048])
-    softmax_rows(
-        block, np.zeros(3, np.float32), rows, columns, np.zeros(2, np.float32), -1, 1.0, losses
-    )
+    zeros = np.zeros(3, np.float32)
+    softmax_rows(block, zeros, rows, columns, NOTHING, zeros[:2], -1, 1.0, losses)
     third, own = pytest.approx(1 / 3), pytest.approx(-2 / 3)
     assert block.tolist() == [[0.0, third, third, own], [third, 0.0, third, own]]
+
+
+def test_an_excluded_column_has_no_part_but_the_own_positive_keeps_its_own():
+    block = np.zeros((2, 4), dtype=np.float32)
+    losses, zeros = np.empty(2, dtype=np.float32), np.zeros(3, np.float32)
+    exclude = np.array([[True, False, True], [False, False, False]])
+    softmax_rows(
+        block, zeros, np.array([7, 8]), np.array([7, 8, 9]), exclude, zeros[:2], 0, 1.0, losses
+    )
+    assert losses.tolist() == pytest.approx([np.log(2), np.log(3)])
+    third = pytest.approx(1 / 3)
+    assert block[:, :3].tolist() == [[-0.5, 0.5, 0.0], [third, pytest.approx(-2 / 3), third]]

@@ -1,5 +1,6 @@
 """`sampler = "auto"`: the rule by hand, what it measures, and what a run remembers of it."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -10,7 +11,15 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.negatives import Candidates, CrossBatchSampler
 from crossbatch.training import advice as advice_module
 from crossbatch.training import fit
-from crossbatch.training.advice import Advice, Costs, Facts, advise, choose, measure
+from crossbatch.training.advice import (
+    Advice,
+    Costs,
+    Facts,
+    advise,
+    choose,
+    later_share,
+    measure,
+)
 from crossbatch.training.assemble import build_towers, build_trainer, resolve
 from crossbatch.training.monitor import Monitor
 
@@ -96,6 +105,46 @@ def test_no_uniform_items_beside_dot_products():
 
 def test_a_small_catalogue_is_not_drawn_from_beyond_its_size():
     assert chosen(0.2 / 95, 1e-9, num_items=100, B=256).sampler["num_uniform"] <= 100
+
+
+def test_later_items_are_masked_where_there_are_many_and_it_fits():
+    def of(later, masking, per_uniform=0.2 / 1000):
+        facts = Facts(128, 100_000, 0.001, normalized=True, later=later)
+        return choose(Costs(1.0, per_uniform, 1e-9, masking=masking), facts, 1.2)
+
+    masked = of(0.001, 0.1)
+    assert masked.loss == {"mask_later": True}
+    assert masked.sampler["num_uniform"] == 256  # half of the allowance is spent
+    assert "users like 0.1% of a batch's items later" in masked.reason
+    for advice in (of(0.0009, 0.1), of(0.5, 0.21)):
+        assert advice.loss == {}
+        assert advice.sampler["num_uniform"] == 512
+
+
+def test_the_share_of_later_items_is_counted(dataset, recipe, monkeypatch):
+    monkeypatch.setattr(advice_module, "LATER_BATCHES", 3)
+    found, pairs = 0, 0
+    for batch in itertools.islice(dataset.batches(recipe.train.batch_size, seed=0, later=True), 3):
+        ids, ends = (part.tolist() for part in batch.later)
+        for start, end in itertools.pairwise(ends):
+            found += sum(item in ids[start:end] for item in batch.item_ids.tolist())
+            pairs += len(batch.item_ids)
+    assert found > 0
+    assert later_share(recipe, dataset) == pytest.approx(found / pairs, rel=1e-5)
+
+
+def test_a_run_trains_with_the_loss_that_was_chosen(dataset, recipe, tmp_path, monkeypatch):
+    """And goes on with it: to the bit what the recipe gives that says so itself."""
+    said = Advice({"name": "in_batch"}, "", {}, {"mask_later": True})
+    monkeypatch.setattr("crossbatch.training.sitting.advise", lambda *_: said)
+    auto, run = replace(recipe, sampler=AUTO), tmp_path / "auto"
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(dataset, auto, run, probe=_killed_at(25))
+    resumed = fit(dataset, auto, run, resume=True)
+    by_hand = fit(dataset, said.applied_to(recipe), tmp_path / "by-hand")
+    plain = fit(dataset, replace(recipe, sampler={"name": "in_batch"}), tmp_path / "plain")
+    assert resumed["valid"] == by_hand["valid"]
+    assert resumed["valid"] != plain["valid"]
 
 
 def test_the_statement_says_what_was_chosen_and_why():

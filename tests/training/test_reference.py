@@ -80,7 +80,7 @@ def assert_same_gradients(document, dataset, monkeypatch):
     fast = build_trainer(resolved, dataset)
     assert isinstance(fast, DirectTrainer)
     plain = reference(build_trainer(resolved, dataset))
-    batches = dataset.batches(32, seed=0)
+    batches = dataset.batches(32, seed=0, later=True)
     for batch in itertools.islice(batches, 4):  # weights off their start, rows in the bank
         torch.manual_seed(3)
         fast.train_step(batch)
@@ -99,8 +99,8 @@ def assert_same_gradients(document, dataset, monkeypatch):
     monkeypatch.setattr(
         trainer_module,
         "sampled_softmax_loss",
-        lambda u, positives, negatives, temperature, mask, **_: row_losses(
-            u / temperature, positives, negatives, mask=mask
+        lambda u, positives, negatives, temperature, mask, exclude, **_: row_losses(
+            u / temperature, positives, negatives, mask=mask, exclude=exclude
         ).mean(),
     )
     expected_loss, expected = gradients(plain, some)
@@ -162,6 +162,18 @@ def test_so_has_one_whose_histories_go_through_the_item_tower(dataset, recipe, m
     assert_same_gradients(document, dataset, monkeypatch)
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    "masks", [{"mask_later": True}, {"mask_later": True, "mask_history": True}]
+)
+def test_so_has_one_that_spares_what_else_users_liked(dataset, recipe, sampler, masks, monkeypatch):
+    document = recipe.to_dict()
+    document["loss"] |= masks
+    document["sampler"] = {"name": sampler} | SAMPLER_OPTIONS[sampler]
+    document["train"] |= {"adam": "lazy"}
+    assert_same_gradients(document, dataset, monkeypatch)
+
+
 @pytest.mark.parametrize("item_features", [[], ["category"], ["*"]], ids=["id", "category", "all"])
 def test_steps_in_a_row_are_those_of_the_plain_trainer(dataset, recipe, item_features):
     """Weights, moments, banks: dense Adam, batches that add up, a tower without layers."""
@@ -183,7 +195,6 @@ def test_steps_in_a_row_are_those_of_the_plain_trainer(dataset, recipe, item_fea
     [
         {"loss": {"l2": 0.1}},
         {"loss": {"learn_temperature": True}},
-        {"loss": {"mask_history": True}},
         {"loss": {"chunk_size": 16}},
         {"train": {"precision": "bfloat16"}},
     ],

@@ -107,32 +107,45 @@ def test_l2_adds_the_squared_lengths_to_the_gradient_but_not_to_the_reported_los
     assert lengths[1] < 0.2 * lengths[0]
 
 
-def test_mask_history_leaves_the_history_out_of_the_negatives(dataset, recipe):
+@pytest.mark.parametrize(
+    "masks", [("mask_history",), ("mask_later",), ("mask_history", "mask_later")]
+)
+def test_what_else_a_user_liked_is_left_out_of_the_negatives(dataset, recipe, masks):
     open_, masked = (
         trainer_for(
             dataset,
             recipe,
             sampler={"name": "uniform", "num_negatives": 10_000},  # the whole catalogue
-            loss={"mask_history": flag},
+            loss=dict.fromkeys(masks, flag),
         )
         for flag in (False, True)
     )
-    batch = next(dataset.batches(32, seed=0))
+    batch = next(dataset.batches(32, seed=0, later=True))
     torch.manual_seed(0)
     plain = open_.train_step(batch)
     torch.manual_seed(0)
     record = masked.train_step(batch)
-    # By hand from the vectors: full softmax over all items but the row's history.
+    # By hand from the vectors: full softmax over all items but what is masked.
     u = plain.users.double()
     table = plain.negatives.embeddings.detach().double()
     ids = plain.negatives.item_ids
     scores = u @ table.T
     own = batch.item_ids.unsqueeze(1) == ids
-    seen = (batch.history.unsqueeze(2) == ids).any(dim=1) & ~own
-    scores = scores.masked_fill(seen, float("-inf"))
+    ends = batch.later[1].tolist()
+    later = [batch.later[0][start:end] for start, end in itertools.pairwise(ends)]
+    liked = {"mask_history": list(batch.history), "mask_later": later}
+    for mask in masks:
+        seen = torch.stack([torch.isin(ids, items) for items in liked[mask]]) & ~own
+        scores = scores.masked_fill(seen, float("-inf"))
     expected = scores.logsumexp(dim=1) - (scores * own).nan_to_num(0.0, 0.0, 0.0).sum(dim=1)
     assert float(record.loss) == pytest.approx(float(expected.mean()), rel=1e-5)
     assert float(record.loss) < float(plain.loss)
+
+
+def test_masking_what_came_later_needs_to_know_it(dataset, recipe):
+    trainer = trainer_for(dataset, recipe, loss={"mask_later": True})
+    with pytest.raises(ValueError, match="later=True"):
+        trainer.train_step(next(dataset.batches(32, seed=0)))
 
 
 def test_learned_temperature_moves(dataset, recipe):

@@ -28,19 +28,23 @@ class Batch:
         user_ids: Shape `[B]`, int64.
         history: Oldest first, padded with 0 on the right.  Shape `[B, L]`, int64.
         item_ids: The positives.  Shape `[B]`, int64.
+        later: What came after them, if asked for: the items of all rows end to end, and where
+            each row's begin.  Shapes `[n]` and `[B + 1]`, int64.
     """
 
     user_ids: Tensor
     history: Tensor
     item_ids: Tensor
+    later: tuple[Tensor, Tensor] | None = None
 
     def to(self, device: torch.device) -> Batch:
         """The same samples on a device."""
-        user_ids, history, item_ids = (
-            tensor.to(device, non_blocking=True)
-            for tensor in (self.user_ids, self.history, self.item_ids)
-        )
-        return Batch(user_ids, history, item_ids)
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        later = self.later and (moved(self.later[0]), moved(self.later[1]))
+        return Batch(moved(self.user_ids), moved(self.history), moved(self.item_ids), later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +91,18 @@ class TrainingPart:
 
 
 def training_batches(
-    part: TrainingPart, batch_size: int, *, seed: int, history_length: int, start: int
+    part: TrainingPart,
+    batch_size: int,
+    *,
+    seed: int,
+    history_length: int,
+    start: int,
+    later: bool = False,
 ) -> Iterator[Batch]:
     """Yield batches without end; number i depends on the seed and i alone.
 
     Each is `batch_size` distinct users, uniform, each with a target position uniform over those
-    that have `min_history` items before them.
+    that have `min_history` items before them; with what came `later` if asked for.
     """
     _check_sizes(batch_size, history_length)
     if batch_size > len(part.users):
@@ -101,11 +111,11 @@ def training_batches(
         )
     if start < 0 or seed < 0:
         raise ConfigError(f"seed and start must not be negative, got {seed} and {start}")
-    return _training_batches(part, batch_size, seed, history_length, start)
+    return _training_batches(part, batch_size, seed, history_length, start, later)
 
 
 def _training_batches(
-    part: TrainingPart, batch_size: int, seed: int, history_length: int, start: int
+    part: TrainingPart, batch_size: int, seed: int, history_length: int, start: int, later: bool
 ) -> Iterator[Batch]:
     import torch
 
@@ -119,7 +129,9 @@ def _training_batches(
         targets = torch.from_numpy(part.items[positions].astype(np.int64))
         for step in range(skip, per_block):
             span = slice(step * batch_size, (step + 1) * batch_size)
-            yield Batch(users[span], history[span], targets[span])
+            ends = part.ends[rows[span]]
+            after = _ranges(part.items, positions[span] + 1, ends) if later else None
+            yield Batch(users[span], history[span], targets[span], after)
         block, skip = block + 1, 0
 
 
@@ -167,14 +179,12 @@ def eval_batches(
         rows = slice(first, first + batch_size)
         cut, end = cuts[rows], ends[rows]
         begin = np.maximum(starts[rows], cut - history_length)
-        offsets = np.zeros(len(cut) + 1, dtype=np.int64)
-        np.cumsum(end - cut, out=offsets[1:])
-        positions = np.arange(offsets[-1]) + np.repeat(cut - offsets[:-1], end - cut)
+        target_ids, target_offsets = _ranges(items, cut, end)
         yield EvalBatch(
             user_ids=torch.from_numpy(users[rows].astype(np.int64)),
             history=torch.from_numpy(_windows(items, begin, cut, history_length)),
-            target_ids=torch.from_numpy(items[positions].astype(np.int64)),
-            target_offsets=torch.from_numpy(offsets),
+            target_ids=target_ids,
+            target_offsets=target_offsets,
         )
 
 
@@ -187,6 +197,16 @@ def _windows(
     inside = places < (ends - starts)[:, None]
     padded: np.ndarray = np.multiply(held, inside, dtype=np.int64)
     return padded
+
+
+def _ranges(items: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return `items[start:end]` of all rows end to end, and where each begins.  int64."""
+    import torch
+
+    offsets = np.zeros(len(starts) + 1, dtype=np.int64)
+    np.cumsum(ends - starts, out=offsets[1:])
+    positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], ends - starts)
+    return torch.from_numpy(items[positions].astype(np.int64)), torch.from_numpy(offsets)
 
 
 def _check_sizes(batch_size: int, history_length: int) -> None:

@@ -63,7 +63,13 @@ class Dataset:
         self.sampler_law = self._load("sampler_law")  # [num_items + 1] float64
 
     def batches(
-        self, batch_size: int, *, seed: int, history_length: int = 20, start: int = 0
+        self,
+        batch_size: int,
+        *,
+        seed: int,
+        history_length: int = 20,
+        start: int = 0,
+        later: bool = False,
     ) -> Iterator[Batch]:
         """Yield training batches without end.
 
@@ -72,9 +78,15 @@ class Dataset:
             seed: Batch number i depends on the seed and i alone.
             history_length: L, the most recent items that are shown.
             start: Number of the first batch: a run that stopped after n batches goes on at n.
+            later: Whether to add what came after each positive, `batch.later`.
         """
         return training_batches(
-            self._training, batch_size, seed=seed, history_length=history_length, start=start
+            self._training,
+            batch_size,
+            seed=seed,
+            history_length=history_length,
+            start=start,
+            later=later,
         )
 
     def eval_batches(

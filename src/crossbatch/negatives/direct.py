@@ -53,6 +53,7 @@ def loss_and_gradients(
     *,
     temperature: float = 1.0,
     mask: str = "both",
+    exclude: Tensor | None = None,
 ) -> LossAndGradients:
     """`sampled_softmax_loss` of float32 vectors on a CPU, in one compiled call.
 
@@ -76,6 +77,7 @@ def loss_and_gradients(
         negatives.log_q.numpy(),
         row_keys.numpy(),
         column_keys.numpy(),
+        softmax_kernel.NOTHING if exclude is None else exclude.numpy(),
         positives.log_q.numpy(),
         -1 if place is None else place,
         grad_users.numpy(),

@@ -16,13 +16,12 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from crossbatch.negatives.masks import MASKS, drop_matches_
+from crossbatch.negatives.masks import HAS_NUMBA, MASKS, drop_matches_
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from crossbatch.negatives.candidates import Candidates
 
 LOG2_E = math.log2(math.e)
-HAS_NUMBA = find_spec("numba") is not None
 CACHE_LINE = 16  # float32 values
 
 
@@ -203,14 +201,8 @@ def _softmax_(columns: Columns, block: Tensor) -> Tensor:
 
 def _softmax_compiled_(columns: Columns, block: Tensor) -> Tensor:
     """`_softmax_` in one pass over each row."""
-    from crossbatch.negatives.softmax_kernel import softmax_rows
+    from crossbatch.negatives.softmax_kernel import NOTHING, softmax_rows
 
-    if columns.exclude is not None:
-        dropped = columns.exclude
-        if columns.own is not None:  # the own positive is needed before it is dropped
-            dropped = dropped.clone()
-            dropped.narrow(1, columns.own, len(dropped)).diagonal().fill_(False)
-        block.narrow(1, 0, dropped.shape[1]).masked_fill_(dropped, float("-inf"))
     log_q = columns.log_q[0] if len(columns.log_q) == 1 else torch.cat(columns.log_q)
     losses = torch.empty_like(columns.own_log_q)
     softmax_rows(
@@ -218,6 +210,7 @@ def _softmax_compiled_(columns: Columns, block: Tensor) -> Tensor:
         log_q.numpy(),
         columns.row_keys.numpy(),
         columns.column_keys.numpy(),
+        NOTHING if columns.exclude is None else columns.exclude.numpy(),
         columns.own_log_q.numpy(),
         -1 if columns.own is None else columns.own,
         1.0,

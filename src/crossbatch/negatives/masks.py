@@ -7,6 +7,7 @@ every column a key; a column is left out of the rows whose key it carries.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 Keys = tuple[Tensor, Tensor]  # of the rows [B] and of the columns [N]
 
+HAS_NUMBA = find_spec("numba") is not None
 SMALL = 32_768  # logits; comparing so few is cheaper than finding out which to compare
 _NOBODY = torch.iinfo(torch.int64).min  # key of a column that every row keeps
 
@@ -77,34 +79,52 @@ def drop_matches_(logits: Tensor, row_keys: Tensor, column_keys: Tensor) -> Tens
     return logits
 
 
-def known_positives_mask(known_ids: Tensor, column_ids: Tensor) -> Tensor:
+def known_positives_mask(
+    known_ids: Tensor, column_ids: Tensor, offsets: Tensor | None = None
+) -> Tensor:
     """Mark the columns that a row's user is known to like.
 
-    A sorted join: no `[B, N, P]` tensor is made.
-
     Args:
-        known_ids: `[B, P]` int64 item ids each user interacted with; pad with -1.
+        known_ids: `[B, P]` int64 item ids each user interacted with, padded with -1; or all of
+            them end to end, `[n]`, with `offsets`.
         column_ids: `[N]` ids of the candidate columns.
+        offsets: `[B + 1]` int64: those of row b are `known_ids[offsets[b]:offsets[b + 1]]`.
 
     Returns:
         `[B, N]` bool for the `exclude` argument of the loss.
     """
-    if known_ids.dim() != 2 or known_ids.dtype != torch.int64:
+    dim = 2 if offsets is None else 1
+    if known_ids.dim() != dim or known_ids.dtype != torch.int64:
         raise ValueError(
-            "known positives must be int64 of shape [B, P], got "
+            f"known positives must be int64 of shape {'[B, P]' if dim == 2 else '[n]'}, got "
             f"{known_ids.dtype} of shape {list(known_ids.shape)}; pad shorter rows with -1"
         )
-    B, N = known_ids.shape[0], column_ids.shape[0]
+    if offsets is None:
+        B, P = known_ids.shape
+        offsets = P * torch.arange(B + 1, device=known_ids.device)
+    known_ids = known_ids.flatten()
+    if HAS_NUMBA and known_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        from crossbatch.negatives.mask_kernel import mark_known
+
+        mask = torch.zeros(len(offsets) - 1, len(column_ids), dtype=torch.bool)
+        mark_known(known_ids.numpy(), offsets.numpy(), column_ids.numpy(), mask.numpy())
+        return mask
+    return _sorted_join(known_ids, offsets, column_ids)
+
+
+def _sorted_join(known_ids: Tensor, offsets: Tensor, column_ids: Tensor) -> Tensor:
+    """The mask without compiled code: no `[n, N]` tensor is made."""
     sorted_ids, order = column_ids.sort()
-    first = torch.searchsorted(sorted_ids, known_ids)  # [B, P]
+    first = torch.searchsorted(sorted_ids, known_ids)  # [n]
     copies = torch.searchsorted(sorted_ids, known_ids, right=True) - first
-    copies = copies.masked_fill(known_ids < 0, 0).flatten()
-    row = torch.arange(B, device=known_ids.device).repeat_interleave(known_ids.shape[1])
+    copies = copies.masked_fill(known_ids < 0, 0)
+    B = offsets.shape[0] - 1
+    row = torch.arange(B, device=known_ids.device).repeat_interleave(offsets.diff())
     rows = row.repeat_interleave(copies)
     # Position of each match: the start of its run plus its rank within the run.
-    run_start = first.flatten().repeat_interleave(copies)
+    run_start = first.repeat_interleave(copies)
     rank = torch.arange(rows.shape[0], device=rows.device)
     rank = rank - (copies.cumsum(0) - copies).repeat_interleave(copies)
-    mask = torch.zeros(B, N, dtype=torch.bool, device=known_ids.device)
+    mask = torch.zeros(B, column_ids.shape[0], dtype=torch.bool, device=known_ids.device)
     mask[rows, order[run_start + rank]] = True
     return mask

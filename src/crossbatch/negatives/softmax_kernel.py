@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 BUCKETS = 1024
 CACHE_LINE = 16  # float32 values
 LOWEST = -2139095041  # the turned bits of −inf
+NOTHING = np.empty((0, 0), dtype=np.bool_)  # for `exclude`
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
@@ -32,6 +33,7 @@ def loss_and_gradients(
     log_q: Array,
     row_keys: Array,
     column_keys: Array,
+    exclude: Array,
     own_log_q: Array,
     own: int,
     grad_users: Array,
@@ -49,6 +51,7 @@ def loss_and_gradients(
         log_q: As in `softmax_rows`.
         row_keys: As in `softmax_rows`.
         column_keys: As in `softmax_rows`.
+        exclude: As in `softmax_rows`.
         own_log_q: As in `softmax_rows`.
         own: As in `softmax_rows`.
         grad_users: `[B, d]`, written.
@@ -67,7 +70,7 @@ def loss_and_gradients(
         for r in range(B):
             block[r, N] = _dot(u[r], own_vectors[r])
     losses = np.empty(B, dtype=np.float32)
-    softmax_rows(block, log_q, row_keys, column_keys, own_log_q, own, 1 / B, losses)
+    softmax_rows(block, log_q, row_keys, column_keys, exclude, own_log_q, own, 1 / B, losses)
     grad_users[:] = 0
     first = 0
     for i in range(len(parts)):
@@ -107,6 +110,7 @@ def softmax_rows(
     log_q: Array,
     row_keys: Array,
     column_keys: Array,
+    exclude: Array,
     own_log_q: Array,
     own: int,
     scale: float,
@@ -120,6 +124,7 @@ def softmax_rows(
         log_q: `[N]`.
         row_keys: `[B]`; a column is no negative of the rows whose key it carries.
         column_keys: `[N]`.
+        exclude: `[B, N]` bool of further columns that are no negatives, or `NOTHING`.
         own_log_q: `[B]` log q of the rows' own positives.
         own: Column of the first row's own positive, that of the second row being the next one, or
             −1: column N for all rows.
@@ -130,6 +135,9 @@ def softmax_rows(
     for r in range(B):
         losses[r] = block[r, N if own < 0 else own + r] - own_log_q[r]  # the own logit, for now
     _drop_matches(block, row_keys, column_keys)
+    for r in range(exclude.shape[0]):
+        for c in range(N):
+            block[r, c] = np.float32(-np.inf) if exclude[r, c] else block[r, c]
     for r in range(B):
         row, own_logit = block[r, :N], losses[r]
         peak = max(_correct(row, log_q), own_logit)

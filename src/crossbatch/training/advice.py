@@ -8,20 +8,22 @@ The rule spends a fixed share of an in-batch step's time (`budget`) on further n
 it where our measurements say that it buys most (docs/negatives.md): on every item of the catalogue
 if they fit; else, for normalised vectors, on uniform items with gradient (with dot products they
 did harm), every so many steps where having any at all is what costs; and on cached vectors only
-where encoding an item is too dear for that.
+where encoding an item is too dear for that. Before any of that, where users like many of the
+batch's items, what a user came to like later is taken out of its negatives.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from crossbatch.negatives import Candidates, CrossBatchSampler
+from crossbatch.negatives import Candidates, CrossBatchSampler, known_positives_mask
 from crossbatch.training.assemble import AUTO, build_sampler, build_trainer
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ MARGIN = 0.8  # of the allowance that is spent: a long run costs more than a sho
 UNIFORM_PROBES, CACHED_PROBES = (0.25, 4), (1, 8)
 TURNS = (1, 2, 4)  # steps from one draw of uniform items to the next
 MOST_UNIFORM, MOST_CACHED = 8, 16  # in batches: about the paper's 1152 and 2432 at B = 128
+LATER_SHARE = 0.001  # of a batch's columns that the row's user likes later; fewer change nothing
+LATER_BATCHES = 16  # that it is counted in
 # A bank that needs no study: unbiased, no warm-up to choose, switched off where it does harm.
 SAFE_BANK = {"item_gradient": "balanced", "warmup_steps": 0, "max_staleness": 0.1, "guard": True}
 
@@ -53,16 +57,22 @@ class Advice:
         sampler: The `[sampler]` section to use.
         reason: What was measured and what follows from it, in a sentence or two.
         facts: The measurements.
+        loss: What to change in the `[loss]` section.
     """
 
     sampler: dict[str, Any]
     reason: str
     facts: dict[str, float]
+    loss: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         options = ", ".join(f"{k} = {v}" for k, v in self.sampler.items() if k != "name")
         chosen = self.sampler["name"] + (f" ({options})" if options else "")
         return f"negatives chosen: {chosen}, because {self.reason}"
+
+    def applied_to(self, recipe: Recipe) -> Recipe:
+        """The recipe with what was chosen."""
+        return replace(recipe, sampler=self.sampler, loss=replace(recipe.loss, **self.loss))
 
     def to_dict(self) -> dict[str, Any]:
         """As `config.json` keeps it."""
@@ -78,6 +88,7 @@ class Costs:
     per_cached: float  # a column out of a bank
     any_uniform: float = 0.0  # for the first of them
     any_cached: float = 0.0
+    masking: float = 0.0  # of later items
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,7 @@ class Facts:
     num_items: int
     collision: float  # Σq², the probability that two positives are the same item
     normalized: bool  # whether vectors have length 1
+    later: float = 0.0  # share of a batch's columns that the row's user likes later
 
 
 def is_auto(recipe: Recipe) -> bool:
@@ -107,7 +119,11 @@ def advise(recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = Non
     costs = measure(recipe, dataset, model)
     law = torch.from_numpy(dataset.sampler_law.copy())
     facts = Facts(
-        recipe.train.batch_size, dataset.num_items, float(law @ law), recipe.model.normalize
+        recipe.train.batch_size,
+        dataset.num_items,
+        float(law @ law),
+        recipe.model.normalize,
+        later_share(recipe, dataset),
     )
     return choose(costs, facts, budget)
 
@@ -121,6 +137,8 @@ def choose(costs: Costs, facts: Facts, budget: float) -> Advice:
         budget: What a step may cost, in in-batch steps.
     """
     spare = MARGIN * (budget - 1) * costs.in_batch
+    masks = facts.later >= LATER_SHARE and costs.masking <= spare
+    spare -= costs.masking if masks else 0.0
     uniform = {turn: (turn * spare - costs.any_uniform) / costs.per_uniform for turn in TURNS}
     cached = (spare - costs.any_cached) / costs.per_cached
     sampler, choice = _affordable(uniform, cached, facts)
@@ -132,6 +150,8 @@ def choose(costs: Costs, facts: Facts, budget: float) -> Advice:
         "cached_column_us": 1e6 * costs.per_cached,
         "num_items": facts.num_items,
         "equally_likely_items": 1 / facts.collision,
+        "later_share": facts.later,
+        "masking_us": 1e6 * costs.masking,
         "budget": budget,
     }
     reason = (
@@ -140,7 +160,9 @@ def choose(costs: Costs, facts: Facts, budget: float) -> Advice:
         f"cached ones {measured['any_cached_us']:.3g} and {measured['cached_column_us']:.3g} µs; "
         f"within {budget:g} times the step {choice}"
     )
-    return Advice(sampler, reason, measured)
+    if masks:
+        reason += f"; users like {facts.later:.1%} of a batch's items later: no negatives of theirs"
+    return Advice(sampler, reason, measured, {"mask_later": True} if masks else {})
 
 
 def _affordable(
@@ -168,6 +190,16 @@ def _affordable(
     return {"name": "in_batch"}, "nothing more fits than the batch's own items"
 
 
+def later_share(recipe: Recipe, dataset: Dataset) -> float:
+    """The share of a batch's positives that come later in the sequence of a row's user."""
+    batches = dataset.batches(recipe.train.batch_size, seed=recipe.train.seed, later=True)
+    shares = []
+    for batch in islice(batches, LATER_BATCHES):
+        ids, offsets = cast("tuple[Tensor, Tensor]", batch.later)
+        shares.append(float(known_positives_mask(ids, batch.item_ids, offsets).float().mean()))
+    return fmean(shares)
+
+
 def measure(recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = None) -> Costs:
     """Time in-batch, uniform and cached columns on a copy of the towers."""
     B = recipe.train.batch_size
@@ -179,13 +211,14 @@ def measure(recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = No
         for name, options in _probes(B, dataset.num_items).items()
     }
     length = recipe.train.history_length
-    batches = dataset.batches(B, seed=recipe.train.seed, history_length=length)
+    batches = dataset.batches(B, seed=recipe.train.seed, history_length=length, later=True)
     taken: dict[str, list[float]] = {name: [] for name in samplers}
     for number in range(ROUNDS):
         turn = [next(batches).to(device) for _ in range(BLOCK)]
         for name, trainer.sampler in samplers.items():
             if number == 0 and isinstance(trainer.sampler, CrossBatchSampler):
                 _fill(trainer.sampler, turn[0].item_ids)
+            trainer.mask_later = name == "masked"
             taken[name].append(fmean([_step_seconds(trainer, batch) for batch in turn][1:]))
     seconds = {name: min(steps[WARM_UP:]) for name, steps in taken.items()}
     base = seconds["in_batch"]
@@ -193,7 +226,8 @@ def measure(recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = No
     any_uniform, per_uniform = _line(base, (few, seconds["few"]), (many, seconds["uniform"]))
     few, many = (int(share * B) for share in CACHED_PROBES)
     any_cached, per_cached = _line(base, (few, seconds["few_cached"]), (many, seconds["cached"]))
-    return Costs(base, per_uniform, per_cached, any_uniform, any_cached)
+    masking = max(seconds["masked"] - base, 0.0)
+    return Costs(base, per_uniform, per_cached, any_uniform, any_cached, masking)
 
 
 def _line(
@@ -230,6 +264,7 @@ def _probes(B: int, num_items: int) -> Mapping[str, dict[str, Any]]:
     few_cached, many_cached = ({"capacity": int(share * B)} for share in CACHED_PROBES)
     return {
         "in_batch": {"name": "in_batch"},
+        "masked": {"name": "in_batch"},
         "few": {"name": "mixed", "num_uniform": few},
         "uniform": {"name": "mixed", "num_uniform": many},
         "few_cached": bank | few_cached,

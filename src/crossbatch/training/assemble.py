@@ -142,6 +142,7 @@ def build_trainer(
         log_temperature=log_temperature,
         mask=recipe.loss.mask,
         mask_history=recipe.loss.mask_history,
+        mask_later=recipe.loss.mask_later,
         l2=recipe.loss.l2,
         accumulate=train.accumulate,
         autocast=torch.bfloat16 if train.precision == "bfloat16" else None,

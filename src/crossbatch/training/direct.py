@@ -44,7 +44,7 @@ class DirectTrainer(Trainer):
     @staticmethod
     def fits(trainer: Trainer) -> bool:
         """Whether a trainer's step has this form: nothing but towers, columns and their softmax."""
-        plain = not (trainer.mask_history or trainer.l2 or trainer.autocast or trainer.chunk_size)
+        plain = not (trainer.l2 or trainer.autocast or trainer.chunk_size)
         constant = not trainer.log_temperature.requires_grad
         on_cpu = trainer.log_temperature.device.type == "cpu"
         ours = type(trainer) is Trainer and isinstance(trainer.model, TwoTower)
@@ -64,7 +64,12 @@ class DirectTrainer(Trainer):
         positives = Candidates(v, ids, self.sampler.log_q(ids))
         negatives = self.sampler.draw(u, positives, self._encode)
         self._found = loss_and_gradients(
-            u, positives, negatives, temperature=self._temperature, mask=self.mask
+            u,
+            positives,
+            negatives,
+            temperature=self._temperature,
+            mask=self.mask,
+            exclude=self.exclude(batch, negatives),
         )
         return u, positives, negatives, self._found.loss
 

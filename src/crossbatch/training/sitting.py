@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
@@ -104,7 +104,7 @@ class Sitting:
         if self.ranks is not None:  # it may have been measured
             self.advice = self.ranks.collect_objects(self.advice)[0]
         self.progress.say(str(self.advice))
-        return resolve(replace(self.recipe, sampler=self.advice.sampler), self.dataset)
+        return resolve(self.advice.applied_to(self.recipe), self.dataset)
 
     def _earlier_advice(self) -> Advice | None:
         """What the first sitting chose. The recipe does not vouch for it, so that a seal must."""
@@ -138,7 +138,7 @@ class Sitting:
     def _best_threads(self, trainer: Trainer) -> int:
         if self.ranks is not None:  # they share the cores as their launcher decided
             return torch.get_num_threads()
-        return measured_threads(trainer, next(self._batches(0)))
+        return measured_threads(trainer, next(self._batches(trainer)))
 
     def _train(
         self,
@@ -201,7 +201,7 @@ class Sitting:
                 interrupted = trainer.agree_to_stop(interrupted)
             try:
                 return trainer.fit(
-                    self._batches(trainer.step),
+                    self._batches(trainer),
                     course.validate,
                     max_steps=train.max_steps,
                     eval_every=train.eval_every,
@@ -255,11 +255,16 @@ class Sitting:
             trainer.model, self.dataset, self.recipe, "valid", max_users, self.ranks
         )
 
-    def _batches(self, start: int) -> Iterator[Batch]:
+    def _batches(self, trainer: Trainer) -> Iterator[Batch]:
+        """The batches that the trainer has not had yet."""
         train = self.recipe.train
         device = pick_device(train.device)
         batches = self.dataset.batches(
-            train.batch_size, seed=train.seed, history_length=train.history_length, start=start
+            train.batch_size,
+            seed=train.seed,
+            history_length=train.history_length,
+            start=trainer.step,
+            later=trainer.mask_later,
         )
         if device.type == "cpu":
             return batches

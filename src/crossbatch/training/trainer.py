@@ -42,6 +42,10 @@ class TrainingBatch(Protocol):
     def user_ids(self) -> Tensor:
         """`[B]` rows of the user features."""
 
+    @property
+    def later(self) -> tuple[Tensor, Tensor] | None:
+        """What came after the positives and where each row's begin, for `mask_later` alone."""
+
 
 class TwoTowerModel(Protocol):
     """What a model must offer; any `nn.Module` with these three methods can be trained."""
@@ -104,6 +108,7 @@ class Trainer:
         log_temperature: Parameter or constant; the temperature is its exponential.
         mask: As in `sampled_softmax_loss`.
         mask_history: Whether a row's history items are no negatives of it.
+        mask_later: Whether what came later in a row's sequence is no negative of it.
         l2: Weight of the mean squared length of user and item vectors.
         accumulate: Batches per optimiser step.
         autocast: `torch.bfloat16` for mixed precision, or None.
@@ -117,6 +122,7 @@ class Trainer:
     log_temperature: Tensor = field(default_factory=lambda: torch.zeros(()))
     mask: str = "both"
     mask_history: bool = False
+    mask_later: bool = False
     l2: float = 0.0
     accumulate: int = 1
     autocast: torch.dtype | None = None
@@ -139,21 +145,34 @@ class Trainer:
             u, v = self.model(batch.history, ids, batch.user_ids)  # f_u(U), g_v(I): [B, d]
             positives = Candidates(v, ids, self.sampler.log_q(ids))
             negatives = self.sampler.draw(u, positives, self.model.items)  # M ∪ B for CBNS
-        return u, positives, negatives, self.loss(u, positives, negatives, batch.history)
+        return u, positives, negatives, self.loss(u, positives, negatives, batch)
 
     def loss(
-        self, u: Tensor, positives: Candidates, negatives: Candidates, history: Tensor
+        self, u: Tensor, positives: Candidates, negatives: Candidates, batch: TrainingBatch
     ) -> Tensor:
-        """Mean loss of rows u `[B, d]`, their own positives and histories `[B, L]`."""
+        """Mean loss of rows u `[B, d]` and their own positives."""
         return sampled_softmax_loss(  # Eqs. 2, 4, 9
             u,
             positives,
             negatives,
             temperature=self.temperature,
             mask=self.mask,
-            exclude=self._exclude(history, negatives),
+            exclude=self.exclude(batch, negatives),
             chunk_size=self.chunk_size,
         )
+
+    def exclude(self, batch: TrainingBatch, negatives: Candidates) -> Tensor | None:
+        """`[B, N]` which columns are something else that the row's user liked; None for nobody."""
+        masks = []
+        if self.mask_history:
+            known = batch.history.masked_fill(batch.history == 0, -1)
+            masks.append(known_positives_mask(known, negatives.item_ids))
+        if self.mask_later:
+            if batch.later is None:
+                raise ValueError("mask_later needs what came later: dataset.batches(later=True)")
+            ids, offsets = batch.later
+            masks.append(known_positives_mask(ids, negatives.item_ids, offsets))
+        return masks[0] | masks[1] if len(masks) == 2 else next(iter(masks), None)
 
     def backward(self, u: Tensor, positives: Candidates, loss: Tensor) -> None:
         """Leave the gradients of the objective for the optimiser."""
@@ -226,9 +245,3 @@ class Trainer:
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(device.type, self.autocast)
-
-    def _exclude(self, history: Tensor, negatives: Candidates) -> Tensor | None:
-        if not self.mask_history:
-            return None
-        known = history.masked_fill(history == 0, -1)
-        return known_positives_mask(known, negatives.item_ids)

@@ -38,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
             "learn_temperature": True,
             "mask": "none",
             "mask_history": True,
+            "mask_later": True,
             "l2": 0.01,
             "chunk_size": 17,
         },
@@ -74,7 +75,7 @@ def outcome(dataset: Dataset, case: str, ranks: Ranks | None) -> dict[str, Any]:
     for part in (*trainer.optimizer.dense, *trainer.optimizer.tables.values()):
         part.eps = 1e-2
     found: dict[str, Any] = {"gradients": gradients(trainer, dataset, recipe, ranks)}
-    batches = dataset.batches(recipe.train.batch_size, seed=0)
+    batches = dataset.batches(recipe.train.batch_size, seed=0, later=True)
     records = [trainer.train_step(next(batches)) for _ in range(STEPS)]
     trainer.optimizer.flush()
     last = records[-1]
@@ -141,7 +142,8 @@ def searched(ranks: Ranks | None, num_items: int) -> TopK:
 def gradients(trainer, dataset, recipe, ranks) -> dict[str, torch.Tensor]:
     """What an optimiser would be given for the first batch; nothing is learned from it."""
     state = torch.get_rng_state()
-    u, positives, _, loss = trainer.forward(next(dataset.batches(recipe.train.batch_size, seed=1)))
+    batch = next(dataset.batches(recipe.train.batch_size, seed=1, later=True))
+    u, positives, _, loss = trainer.forward(batch)
     trainer.backward(u, positives, loss)
     optimizer = trainer.optimizer
     if ranks is not None:

@@ -60,7 +60,7 @@ class RankTrainer(Trainer):
             gathered = self.ranks.gather(v, total)
             positives = Candidates(gathered, ids, log_q, first_row=own.start)
             negatives = self.sampler.draw(u, positives, self.ranks.sharing(self._encode))
-        loss = self.loss(u, Candidates(v, ids[own], log_q[own]), negatives, mine.history)
+        loss = self.loss(u, Candidates(v, ids[own], log_q[own]), negatives, mine)
         return u, positives, negatives, loss * (u.shape[0] / total)
 
     def backward(self, u: Tensor, positives: Candidates, loss: Tensor) -> None:
@@ -103,7 +103,11 @@ class RankTrainer(Trainer):
 
     def _share(self, batch: TrainingBatch) -> _Rows:
         own = self.ranks.share(batch.item_ids.shape[0])
-        return _Rows(batch.history[own], batch.item_ids[own], batch.user_ids[own])
+        later = batch.later
+        if later is not None:
+            offsets = later[1][own.start : own.stop + 1]
+            later = later[0][int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
+        return _Rows(batch.history[own], batch.item_ids[own], batch.user_ids[own], later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,7 @@ class _Rows:
     history: Tensor
     item_ids: Tensor
     user_ids: Tensor
+    later: tuple[Tensor, Tensor] | None
 
 
 def share_gradients(
