@@ -55,10 +55,14 @@ def compare(dataset: Dataset, recipe: Recipe, blocks: int, steps: int) -> tuple[
     """One row of the table."""
     advice = advise(replace(recipe, sampler={"name": "auto"}), dataset)
     sides: list[tuple[Trainer, Iterator[Batch], list[float]]] = []
-    for sampler in ({"name": "in_batch"}, advice.sampler):
-        trainer = build_trainer(resolve(replace(recipe, sampler=sampler), dataset), dataset)
-        length = recipe.train.history_length
-        batches = dataset.batches(recipe.train.batch_size, seed=0, history_length=length)
+    for chosen in (replace(recipe, sampler={"name": "in_batch"}), advice.applied_to(recipe)):
+        trainer = build_trainer(resolve(chosen, dataset), dataset)
+        batches = dataset.batches(
+            recipe.train.batch_size,
+            seed=0,
+            history_length=recipe.train.history_length,
+            later=trainer.mask_later,
+        )
         block(trainer, batches, 2 * steps)  # until banks are full and caches warm
         sides.append((trainer, batches, []))
     for _ in range(blocks):
@@ -67,7 +71,7 @@ def compare(dataset: Dataset, recipe: Recipe, blocks: int, steps: int) -> tuple[
     plain, auto = (taken for _, _, taken in sides)
     low, _, high = quantiles([a / p for a, p in zip(auto, plain, strict=True)], n=4)
     count = [v for k, v in advice.sampler.items() if k != "name"]
-    took = " ".join(str(word) for word in (advice.sampler["name"], *count))
+    took = " ".join(str(word) for word in (advice.sampler["name"], *count, *advice.loss))
     ratio = median(auto) / median(plain)
     return (
         dataset.path.name, recipe.model.name, took,

@@ -84,11 +84,12 @@ def test_what_auto_took_and_promised(make_cell, tmp_path):
     path = make_cell("mind", "auto", 0, USERS) / "config.json"
     config = json.loads(path.read_text())
     facts = {"in_batch_ms": 2.0, "uniform_column_us": 3.0, "cached_column_us": 1.0}
-    config["advice"] = {"sampler": {"name": "mixed", "num_uniform": 64}, "facts": facts}
+    sampler, loss = {"name": "mixed", "num_uniform": 64}, {"mask_later": True}
+    config["advice"] = {"sampler": sampler, "loss": loss, "facts": facts | {"masking_us": 100.0}}
     path.write_text(json.dumps(config))
     (row,) = rows(GridFolder(tmp_path / "grid"))
-    assert row["chosen"] == ["mixed 64"]
-    assert row["promised"] == pytest.approx(1 + 64 * 3e-3 / 2.0)
+    assert row["chosen"] == ["mixed 64 without later items"]
+    assert row["promised"] == pytest.approx(1 + (64 * 3e-3 + 0.1) / 2.0)
 
 
 def test_the_distance_to_the_full_softmax(folder):

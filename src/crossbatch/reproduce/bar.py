@@ -212,13 +212,16 @@ def _size(group: Group) -> int:
 
 def _chosen(runs: Sequence[Run]) -> list[str]:
     """What auto decided on, each decision once."""
-    samplers = [run.config.get("advice", {}).get("sampler", {}) for run in runs]
     texts = []
-    for sampler in samplers:
-        columns = (sampler.get(key) for key in ("num_uniform", "num_negatives", "capacity"))
-        number = next((count for count in columns if count), None)
+    for run in runs:
+        advice = run.config.get("advice", {})
+        sampler = advice.get("sampler", {})
+        counts = (sampler.get(key) for key in ("num_uniform", "num_negatives", "capacity"))
+        number = next((count for count in counts if count), None)
         often = f" every {sampler['every']}" if sampler.get("every", 1) > 1 else ""
-        texts.append(str(sampler.get("name", "")) + (f" {number}{often}" if number else ""))
+        spared = " without later items" if advice.get("loss", {}).get("mask_later") else ""
+        columns = f" {number}{often}" if number else ""
+        texts.append(f"{sampler.get('name', '')}{columns}{spared}")
     return list(dict.fromkeys(texts))
 
 
@@ -236,6 +239,8 @@ def _promised(runs: Sequence[Run]) -> float | None:
             added += facts.get("any_uniform_us", 0.0) / sampler.get("every", 1)
         if cached := sampler.get("capacity", 0):
             added += facts.get("any_cached_us", 0.0) + cached * facts["cached_column_us"]
+        if advice.get("loss", {}).get("mask_later"):
+            added += facts.get("masking_us", 0.0)
         ratios.append(1 + added / (1e3 * facts["in_batch_ms"]))
     return max(ratios, default=None)
 
