@@ -8,23 +8,30 @@ Three questions, each answered by a rule that test users have no say in:
   users: the best of four by test score owes part of its score to luck, and nobody could have chosen
   it.
 - *the ceiling*: how far auto and that best one are from the full softmax, where it was trained.
-- *the drift rule* against the best fixed bank size, which is again chosen on validation users; the
-  best one by test score stands beside it.
+- *the drift rule* against the best fixed bank size: see `drift_rule`.
 """
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import DataError
 from crossbatch.reports import cells
-from crossbatch.reports.gains import Gain, Gains
+from crossbatch.reports.gains import Gains
 from crossbatch.reports.markdown import literal, pipe_table
 from crossbatch.reports.tables import metric_name
-from crossbatch.reports.variants import MODEL_NAMES, Variant
-from crossbatch.reproduce.folder import TITLES, GridFolder, place_of
+from crossbatch.reproduce import drift_rule
+from crossbatch.reproduce.folder import TITLES, GridFolder
+from crossbatch.reproduce.groups import (
+    best_of,
+    gain_cell,
+    gain_numbers,
+    groups_of,
+    model_cell,
+    percent_cell,
+    shared_seeds,
+    with_seeds,
+)
 from crossbatch.reproduce.sheet import Sheet, write_sheet
 
 if TYPE_CHECKING:
@@ -32,10 +39,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from crossbatch.reports.runs import Run
+    from crossbatch.reproduce.groups import Group
 
 RIVALS = ("uniform", "in_batch", "mixed", "cross_batch")
 METRICS = ("recall@50", "ndcg@50")
-DRIFT_METRIC, CLOSE = "ndcg@50", 0.01
 VERDICTS = {"better": "better", "worse": "**worse**", "unclear": "level"}
 NOTE = (
     "The best of the four by hand is the one with the highest mean validation {metric} over the "
@@ -46,39 +53,13 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The seeds of one model with one strategy, at one bank size."""
-
-    model: str
-    strategy: str
-    capacity: int | None
-    variant: Variant
-
-    @property
-    def runs(self) -> Sequence[Run]:
-        """By seed."""
-        return self.variant.runs
-
-    def mean(self, metric: str, split: str, seeds: set[int | None]) -> float | None:
-        """Over the wanted seeds; None if one is missing."""
-        values = [run.metrics(split).get(metric) for run in self.runs if run.seed in seeds]
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if known and len(known) == len(seeds) else None
-
-    def cpu(self) -> float | None:
-        """Processor seconds per 1000 steps, over seeds."""
-        known = [value for run in self.runs if (value := run.cpu_seconds_per_1000_steps)]
-        return statistics.fmean(known) if known else None
-
-
 def write_bar(folder: GridFolder) -> list[Path]:
     """Write the judgement on every model that has runs for it."""
     runs = [run for run in folder.runs() if run.finished]
-    groups, gains = _groups(runs), Gains(runs, METRICS)
+    groups, gains = groups_of(runs), Gains(runs, METRICS)
     models = list(dict.fromkeys(group.model for group in groups))
     judged = [row for model in models if (row := judge(model, groups, gains))]
-    limited = [row for model in models if (row := judge_drift(model, groups, gains))]
+    limited = [row for model in models if (row := drift_rule.judge_drift(model, groups, gains))]
     if not judged and not limited:
         raise DataError(
             f"{folder.path / 'runs'} holds no run of auto or drift_limited beside its rivals; "
@@ -91,19 +72,9 @@ def write_bar(folder: GridFolder) -> list[Path]:
     if ceilings:
         parts += ["## The ceiling", _ceiling_table(ceilings)]
     if limited:
-        parts += ["## The drift rule", _drift_table(limited), DRIFT_NOTE]
+        parts += ["## The drift rule", drift_rule.drift_table(limited), drift_rule.NOTE]
     rows = [*judged, *limited]
     return write_sheet(folder, Sheet("bar", "The bar", parts, rows))
-
-
-def _groups(runs: Sequence[Run]) -> list[Group]:
-    found: dict[tuple[str, str, int | None], list[Run]] = {}
-    for run in runs:
-        place = place_of(run)
-        found.setdefault((place.model, place.strategy, place.capacity), []).append(run)
-    models = list(MODEL_NAMES)
-    order = sorted(found, key=lambda key: models.index(key[0]) if key[0] in models else len(models))
-    return [Group(*key, Variant(tuple(found[key]), {})) for key in order]
 
 
 def judge(model: str, groups: Sequence[Group], gains: Gains) -> dict[str, Any] | None:
@@ -114,12 +85,12 @@ def judge(model: str, groups: Sequence[Group], gains: Gains) -> dict[str, Any] |
         return None
     metric = str(auto.runs[0].config.get("train", {}).get("metric", METRICS[0]))
     rivals = [mine[name] for name in RIVALS if name in mine]
-    seeds = _shared([auto, *rivals])
-    best = _best(rivals, metric, "valid", seeds)
+    seeds = shared_seeds([auto, *rivals])
+    best = best_of(rivals, metric, "valid", seeds)
     if best is None:
         return None
-    lucky = _best(rivals, metric, "test", seeds)
-    found = gains.over(_of(best, seeds), _of(auto, seeds))
+    lucky = best_of(rivals, metric, "test", seeds)
+    found = gains.over(with_seeds(best, seeds), with_seeds(auto, seeds))
     full = mine.get("full")
     return {
         "judged": "auto",
@@ -134,7 +105,7 @@ def judge(model: str, groups: Sequence[Group], gains: Gains) -> dict[str, Any] |
             group.strategy: {key: group.mean(key, "test", seeds) for key in METRICS}
             for group in [auto, *rivals]
         },
-        "gains": {key: _numbers(found.get(key)) for key in METRICS},
+        "gains": {key: gain_numbers(found.get(key)) for key in METRICS},
         "verdict": cells.verdict(found.get(metric)) or "unclear",
         "cpu": _ratio(auto.cpu(), mine["in_batch"].cpu() if "in_batch" in mine else None),
         "promised": _promised(auto.runs),
@@ -142,42 +113,10 @@ def judge(model: str, groups: Sequence[Group], gains: Gains) -> dict[str, Any] |
         if full is None
         else {
             "seeds": sorted(run.seed for run in full.runs if run.seed is not None),
-            "auto": _numbers(gains.over(full.variant, auto.variant).get(metric)),
-            "best": _numbers(gains.over(full.variant, best.variant).get(metric)),
-            "test": {key: full.mean(key, "test", _shared([full])) for key in METRICS},
+            "auto": gain_numbers(gains.over(full.variant, auto.variant).get(metric)),
+            "best": gain_numbers(gains.over(full.variant, best.variant).get(metric)),
+            "test": {key: full.mean(key, "test", shared_seeds([full])) for key in METRICS},
         },
-    }
-
-
-def judge_drift(model: str, groups: Sequence[Group], gains: Gains) -> dict[str, Any] | None:
-    """The drift rule against fixed sizes of the same bank; size 0 is in-batch."""
-    mine = [group for group in groups if group.model == model]
-    limited = next((group for group in mine if group.strategy == "drift_limited"), None)
-    fixed = [group for group in mine if group.strategy in ("in_batch", "balanced")]
-    if limited is None or not any(group.strategy == "balanced" for group in fixed):
-        return None
-    seeds = _shared([limited, *fixed])
-    best = _best(fixed, DRIFT_METRIC, "valid", seeds)
-    lucky = _best(fixed, DRIFT_METRIC, "test", seeds)
-    if best is None or lucky is None:
-        return None
-    found = gains.over(_of(best, seeds), _of(limited, seeds)).get(DRIFT_METRIC)
-    beside = gains.over(_of(lucky, seeds), _of(limited, seeds)).get(DRIFT_METRIC)
-    return {
-        "judged": "drift_limited",
-        "model": model,
-        "metric": DRIFT_METRIC,
-        "seeds": sorted(seed for seed in seeds if seed is not None),
-        "sizes": sorted(_size(group) for group in fixed),
-        "best": _size(best),
-        "best_on_test": _size(lucky),
-        "test": {
-            "drift_limited": limited.mean(DRIFT_METRIC, "test", seeds),
-            "best": best.mean(DRIFT_METRIC, "test", seeds),
-            "best_on_test": lucky.mean(DRIFT_METRIC, "test", seeds),
-        },
-        "gains": {"best": _numbers(found), "best_on_test": _numbers(beside)},
-        "within": found is not None and found.relative >= -CLOSE,
     }
 
 
@@ -190,24 +129,6 @@ def summary(judged: Sequence[Mapping[str, Any]]) -> str:
         f"{len(judged)} models, level on {verdicts.count('unclear')}, better on "
         f"{verdicts.count('better')}; its mean is the higher one on {ahead}.**"
     )
-
-
-def _shared(groups: Sequence[Group]) -> set[int | None]:
-    return set.intersection(*({run.seed for run in group.runs} for group in groups))
-
-
-def _of(group: Group, seeds: set[int | None]) -> Variant:
-    return Variant(tuple(run for run in group.runs if run.seed in seeds), {})
-
-
-def _best(groups: Sequence[Group], metric: str, split: str, seeds: set[int | None]) -> Group | None:
-    known = [(value, g) for g in groups if (value := g.mean(metric, split, seeds)) is not None]
-    return max(known, key=lambda pair: pair[0])[1] if known else None
-
-
-def _size(group: Group) -> int:
-    """Rows of the bank."""
-    return int(group.runs[0].config.get("sampler", {}).get("capacity", 0))
 
 
 def _chosen(runs: Sequence[Run]) -> list[str]:
@@ -249,32 +170,8 @@ def _ratio(ours: float | None, theirs: float | None) -> float | None:
     return ours / theirs if ours and theirs else None
 
 
-def _numbers(value: Gain | None) -> dict[str, float | None] | None:
-    if value is None:
-        return None
-    # A bootstrap is not exact to more digits, and these do not depend on how sums are ordered.
-    low, high = (round(bound, 6) for bound in value.interval) if value.interval else (None, None)
-    return {"relative": value.relative, "low": low, "high": high}
-
-
-def _gain(value: Mapping[str, float | None] | None) -> str:
-    if value is None or value["relative"] is None:
-        return cells.NOTHING
-    low, high = value["low"], value["high"]
-    interval = None if low is None or high is None else (low, high)
-    return literal(cells.gain(Gain(value["relative"], interval)))
-
-
 def _times(value: float | None) -> str:
     return cells.NOTHING if value is None else f"{value:.2f}"
-
-
-def _percent(value: float | None) -> str:
-    return cells.NOTHING if value is None else f"{100 * value:.2f}"
-
-
-def _name(model: str) -> str:
-    return literal(MODEL_NAMES.get(model, model))
 
 
 def _table(judged: Sequence[Mapping[str, Any]]) -> str:
@@ -286,16 +183,17 @@ def _table(judged: Sequence[Mapping[str, Any]]) -> str:
     for row in judged:
         test = row["test"]
         pairs = [
-            f"{_percent(test['auto'][key])} / {_percent(test[row['best']][key])}" for key in METRICS
+            f"{percent_cell(test['auto'][key])} / {percent_cell(test[row['best']][key])}"
+            for key in METRICS
         ]
         lines.append(
             [
-                _name(row["model"]),
+                model_cell(row["model"]),
                 literal(", ".join(row["chosen"])),
                 literal(TITLES[row["best"]]),
                 str(len(row["seeds"])),
                 *pairs,
-                *(_gain(row["gains"][key]) for key in METRICS),
+                *(gain_cell(row["gains"][key]) for key in METRICS),
                 VERDICTS[row["verdict"]],
                 _times(row["cpu"]),
                 _times(row["promised"]),
@@ -310,41 +208,12 @@ def _ceiling_table(judged: Sequence[Mapping[str, Any]]) -> str:
     heads += ["Auto below it", "Best by hand below it"]
     lines = [
         [
-            _name(row["model"]),
+            model_cell(row["model"]),
             str(len(row["ceiling"]["seeds"])),
-            _percent(row["ceiling"]["test"].get(metric)),
-            _gain(row["ceiling"]["auto"]),
-            _gain(row["ceiling"]["best"]),
+            percent_cell(row["ceiling"]["test"].get(metric)),
+            gain_cell(row["ceiling"]["auto"]),
+            gain_cell(row["ceiling"]["best"]),
         ]
         for row in judged
-    ]
-    return pipe_table([literal(head) for head in heads], lines, words=1)
-
-
-DRIFT_NOTE = (
-    "The rule was fixed before its runs: a balanced bank of 79 batches, no warm-up, read as far as "
-    "its rows are on average at most 0.1 of their length away from where they would be now. Fixed "
-    "sizes are those of the same strategy; 0 is in-batch. *Within* asks for at most 1 % below the "
-    "size that validation users would have chosen."
-)
-
-
-def _drift_table(limited: Sequence[Mapping[str, Any]]) -> str:
-    name = metric_name(DRIFT_METRIC)
-    heads = ["Model", "Seeds", "Best fixed M", f"{name} at it", f"{name} by the rule"]
-    heads += ["Gain", "Within 1 %", "Best M on test", "Gain over that"]
-    lines = [
-        [
-            _name(row["model"]),
-            str(len(row["seeds"])),
-            str(row["best"]),
-            _percent(row["test"]["best"]),
-            _percent(row["test"]["drift_limited"]),
-            _gain(row["gains"]["best"]),
-            "yes" if row["within"] else "**no**",
-            str(row["best_on_test"]),
-            _gain(row["gains"]["best_on_test"]),
-        ]
-        for row in limited
     ]
     return pipe_table([literal(head) for head in heads], lines, words=1)
