@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import platform
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from crossbatch.documents import SEAL, seal_is_broken, sealed
+from crossbatch.documents import sealed
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training.advice import Advice, advise, is_auto
@@ -18,7 +17,9 @@ from crossbatch.training.assemble import build_trainer, pick_device, resolve
 from crossbatch.training.course import NOTHING_YET, Course, Probe
 from crossbatch.training.distributed.start import check_alike, together
 from crossbatch.training.distributed.trainer import RankTrainer
+from crossbatch.training.earlier_advice import earlier_advice
 from crossbatch.training.endings import DivergedError, Interrupted
+from crossbatch.training.environment import environment
 from crossbatch.training.examples import write_examples
 from crossbatch.training.interrupt import interrupt_flag
 from crossbatch.training.monitor import Monitor
@@ -100,26 +101,11 @@ class Sitting:
         """The recipe with the sampler that `"auto"` stands for, chosen once in a run's life."""
         if not is_auto(self.recipe):
             return self.recipe
-        self.advice = self._earlier_advice() or advise(self.recipe, self.dataset, self.model)
+        self.advice = earlier_advice(self.folder) or advise(self.recipe, self.dataset, self.model)
         if self.ranks is not None:  # it may have been measured
             self.advice = self.ranks.collect_objects(self.advice)[0]
         self.progress.say(str(self.advice))
         return resolve(self.advice.applied_to(self.recipe), self.dataset)
-
-    def _earlier_advice(self) -> Advice | None:
-        """What the first sitting chose. The recipe does not vouch for it, so that a seal must."""
-        earlier = self.folder.config().get("advice")
-        if earlier is None:
-            return None
-        try:
-            if not seal_is_broken(earlier):
-                return Advice(**{key: earlier[key] for key in earlier if key != SEAL})
-        except (AttributeError, TypeError):  # no object, or with other keys
-            pass
-        raise DataError(
-            f"{self.folder.path / 'config.json'} was changed: which negatives the run chose is no "
-            "longer known; restore it, or start anew elsewhere"
-        )
 
     def _restore(self, stopping: EarlyStopping) -> tuple[Trainer, dict[str, Any] | None]:
         """A trainer in the state of the newest checkpoint, if any, and what that remembers."""
@@ -316,15 +302,3 @@ class Sitting:
                 "environment": environment(),
             }
         )
-
-
-def environment() -> dict[str, Any]:
-    """What a number may depend on besides the code."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "cpu": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
