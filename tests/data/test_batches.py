@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossbatch.data import Dataset
+from crossbatch.data import Dataset, batches
 from crossbatch.errors import ConfigError
 
 Maker = Callable[..., Dataset]
@@ -93,6 +93,20 @@ def test_batch_number_i_depends_on_seed_and_i_alone(
     before = max(start - 300, 0)
     reached = next(islice(dataset.batches(size, seed=5, start=before), start - before, None))
     assert equal(resumed, reached)
+
+
+def test_compiled_and_plain_assembly_agree(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+
+    def drawn() -> list[Any]:
+        training = islice(dataset.batches(32, seed=4, history_length=9, start=5), 8)
+        return [*training, *dataset.eval_batches("test", history_length=9)]
+
+    compiled = drawn()
+    monkeypatch.setattr(batches, "HAS_NUMBA", False)
+    assert all(equal(one, other) for one, other in zip(compiled, drawn(), strict=True))
 
 
 def test_seeds_differ_and_repeat(dataset: Dataset) -> None:
