@@ -157,10 +157,15 @@ class Gradients:
 
 
 class Arrays:
-    """Tensors as arrays over the same memory, made anew whenever they were given other memory."""
+    """Tensors as arrays over the same memory, made anew whenever they were given other memory.
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = tensors
+    Args:
+        tensors: Without gaps if the arrays are to be flat.
+        flat: Whether the arrays have one dimension.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], *, flat: bool = False) -> None:
+        self._tensors, self._flat = tensors, flat
         self._addresses: list[int] = []
         self._arrays: tuple[Array, ...] = ()
 
@@ -168,7 +173,8 @@ class Arrays:
         """The arrays."""
         addresses = [tensor.data_ptr() for tensor in self._tensors]
         if addresses != self._addresses:
-            self._arrays = tuple(tensor.detach().numpy() for tensor in self._tensors)
+            tensors = [tensor.detach() for tensor in self._tensors]
+            self._arrays = tuple((t.view(-1) if self._flat else t).numpy() for t in tensors)
             self._addresses = addresses
         return self._arrays
 

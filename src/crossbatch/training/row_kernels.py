@@ -97,6 +97,21 @@ def add_up(
     return count, fetched
 
 
+# Part of its callers: a call for every row would keep the next row's memory waiting.
+@njit(inline="always", cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)
+def move(weight: Array, first: Array, second: Array, g: Array, rates: tuple[float, ...]) -> None:
+    """One Adam step of numbers `[k]` and their moments by a gradient; rates as in `adam`."""
+    lr, inertia = np.float32(rates[0]), np.float32(rates[1])
+    beta2, renewal = np.float32(rates[2]), np.float32(rates[3])
+    scale, eps, shrink = np.float32(rates[4]), np.float32(rates[5]), np.float32(rates[6])
+    for k in range(g.shape[0]):
+        # What is stored is not read again, or long loops would take twice the time.
+        mean = first[k] + inertia * (g[k] - first[k])
+        square = beta2 * second[k] + renewal * g[k] * g[k]
+        first[k], second[k] = mean, square
+        weight[k] = shrink * weight[k] - lr * mean / (np.sqrt(square) * scale + eps)
+
+
 @compiled
 def adam(
     count: int,
@@ -125,21 +140,13 @@ def adam(
         rates: lr/(1 − β1^t), 1 − β1, β2, 1 − β2, 1/√(1 − β2^t), ε, 1 − lr·decay. Each is rounded
             once: 1 − β2 of a rounded β2 would be off by 1e-5.
     """
-    lr, inertia = np.float32(rates[0]), np.float32(rates[1])
-    beta2, renewal = np.float32(rates[2]), np.float32(rates[3])
-    scale, eps, shrink = np.float32(rates[4]), np.float32(rates[5]), np.float32(rates[6])
     for n in range(count):
         if n + AHEAD < count:
             _prefetch(rows[n + AHEAD], w, m, v)
-        row, g = rows[n], totals[n]
+        row = rows[n]
         slots[row] = -1
         touched[row] = step
-        weight, first, second = w[row], m[row], v[row]
-        for k in range(g.shape[0]):
-            first[k] += inertia * (g[k] - first[k])
-            second[k] = beta2 * second[k] + renewal * g[k] * g[k]
-            root = np.sqrt(second[k]) * scale + eps
-            weight[k] = shrink * weight[k] - lr * first[k] / root
+        move(w[row], m[row], v[row], totals[n], rates)
 
 
 @compiled
