@@ -193,8 +193,8 @@ class RowAdam(RowReads):
             self._skipped.reach(step)
             tables = self._skipped
             self._kernels.catch_up(
-                ids.numpy(), *self._arrays(), step, tables.sums, tables.decay, tables.alpha,
-                tables.h, self.betas, self.eps, FIRST_FLAT_STEP,
+                ids.numpy(), *self._arrays(), step, tables.sums, tables.decay, self.betas[1],
+                self.eps, FIRST_FLAT_STEP,
             )  # fmt: skip
         else:
             self._make_up(ids.unique(), step)

@@ -9,7 +9,6 @@ memory. Each kernel therefore asks for the rows it will need a little later.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
@@ -35,6 +34,7 @@ def compiled(function: Kernel) -> Kernel:
 AHEAD = 6  # rows asked for before they are needed
 BLOCK = 32  # slots asked for at once
 LINE = 16  # float32 values of a cache line
+FADED = 1e-9  # a first moment that is left of one: no float32 weight sees it
 
 
 @compiled
@@ -159,9 +159,7 @@ def catch_up(
     step: int,
     sums: Array,
     decay: Array,
-    alpha: Array,
-    h: Array,
-    betas: tuple[float, float],
+    beta2: float,
     eps: float,
     flat_from: int,
 ) -> None:
@@ -176,51 +174,60 @@ def catch_up(
         step: Step to reach.
         sums: As in `SkippedSteps`.
         decay: As in `SkippedSteps`.
-        alpha: As in `SkippedSteps`.
-        h: As in `SkippedSteps`.
-        betas: β1, β2.
+        beta2: β2.
         eps: ε.
         flat_from: First start whose expansion around the mean of b is exact.
     """
-    epsilon = np.float32(eps)
-    total = np.empty(sums.shape[1])
+    epsilon, nothing = np.float32(eps), np.zeros(sums.shape[1])
+    total, last_steps = np.empty(sums.shape[1]), touched.reshape(1, -1)
     for n in range(ids.shape[0]):
         if n + AHEAD < ids.shape[0]:
             _prefetch(ids[n + AHEAD], w, m, v)
+            # Everything else about a row waits for its last step, so this is asked for first.
+            prefetch_line(last_steps, 0, ids[min(n + 2 * AHEAD, ids.shape[0] - 1)])
         row = ids[n]
         start = touched[row]
         if start == 0 or start == step:
             continue
         gap = step - start
         touched[row] = step
+        ahead = decay[gap] if gap < decay.shape[0] else nothing
         for k in range(total.shape[0]):
-            beyond = decay[gap, k] * sums[step, k] if gap < decay.shape[0] else 0.0
-            total[k] = sums[start, k] - beyond
+            total[k] = sums[start, k] - ahead[k] * sums[step, k]
+        # β1^gap is in the table, and nothing beyond its end.
+        shrink_m, shrink_v = np.float32(ahead[0]), np.float32(beta2**gap)
         weight, first, second = w[row], m[row], v[row]
-        if total[0] > 0 and start >= flat_from:
-            _move_flat(weight, first, second, total, epsilon)
-        elif total[0] > 0:
-            _move_early(weight, first, second, total, epsilon, start, gap, decay, alpha, h, betas)
-        # β1^gap is in the table, and nothing beyond its end; a power takes as long as the row.
-        shrink_m = np.float32(decay[gap, 0]) if gap < decay.shape[0] else np.float32(0)
-        shrink_v = np.float32(betas[1] ** gap)
+        if total[0] > 0 and start < flat_from:
+            _move_early(weight, first, second, total, epsilon, start, gap, sums, decay)
+            total[:] = 0
+        b, A, S2, S3 = _around_mean(total)
         for k in range(weight.shape[0]):
-            first[k] *= shrink_m
-            second[k] *= shrink_v
+            mean, square = first[k], second[k]
+            weight[k] -= mean * _expansion(np.sqrt(square), b, A, S2, S3, epsilon)
+            first[k], second[k] = shrink_m * mean, shrink_v * square
 
 
-@compiled
-def _move_flat(weight: Array, first: Array, second: Array, total: Array, eps: np.float32) -> None:
-    """Σ a/(b + r) around the mean of b: A/(b̄ + r) + S2/(b̄ + r)³ − S3/(b̄ + r)⁴."""
-    b = total[1] / total[0]
-    A, centre = np.float32(total[0]), np.float32(b)
-    S2 = np.float32(total[2] - b * total[1])
-    S3 = np.float32(total[3] - 3 * b * total[2] + 2 * b * b * total[1])
-    for k in range(weight.shape[0]):
-        root = np.sqrt(second[k])
-        y = np.float32(1) / (centre * root + eps)
-        x = root * y  # 1 / (b̄ + ε/√v)
-        weight[k] -= first[k] * y * (A + x * x * (S2 - S3 * x))
+@njit(inline="always", cache=True, error_model="numpy", nogil=True)
+def _around_mean(M: Array) -> tuple[np.float32, np.float32, np.float32, np.float32]:
+    """b̄ and A, S2, S3 of power sums M_0 … M_3; zeros, and some b̄, of none."""
+    b = M[1] / M[0] if M[0] > 0 else 1.0
+    S2, S3 = M[2] - b * M[1], M[3] - 3 * b * M[2] + 2 * b * b * M[1]
+    return np.float32(b), np.float32(M[0]), np.float32(S2), np.float32(S3)
+
+
+@njit(inline="always", cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)
+def _expansion(
+    root: np.float32,
+    b: np.float32,
+    A: np.float32,
+    S2: np.float32,
+    S3: np.float32,
+    eps: np.float32,
+) -> np.float32:
+    """Σ a/(b √v + ε) by the expansion A/(b̄ + r) + S2/(b̄ + r)³ − S3/(b̄ + r)⁴, r = ε/√v."""
+    y = np.float32(1) / (b * root + eps)
+    x = root * y  # 1 / (b̄ + r)
+    return y * (A + x * x * (S2 - S3 * x))
 
 
 @compiled
@@ -232,12 +239,10 @@ def _move_early(
     eps: np.float32,
     start: int,
     gap: int,
+    sums: Array,
     decay: Array,
-    alpha: Array,
-    h: Array,
-    betas: tuple[float, float],
 ) -> None:
-    """Σ a/(b + r) as a series in r where that is small, else term by term."""
+    """Σ a/(b + r) as a series in r where that is small, else span by span."""
     i1, i2 = np.float32(total[4]), np.float32(total[5])
     i3, i4 = np.float32(total[6]), np.float32(total[7])
     least = (eps * i2 / (np.float32(0.01) * i1)) ** 2  # of v, for r to be small
@@ -246,18 +251,35 @@ def _move_early(
         odd += second[k] <= least
     # Numbers that the series does not suit come first: a loop with a branch is not vectorised.
     if odd > 0:
+        spans, count = _spans(start, gap, sums, decay)
         for k in range(weight.shape[0]):
             if second[k] <= least:
-                root = np.sqrt(second[k])
-                share, shrink, move = 1.0, 1.0, 0.0
-                for i in range(1, min(gap, decay.shape[0]) + 1):
-                    share *= betas[0]
-                    shrink *= betas[1]
-                    fading = root * h[start + i] * math.sqrt(shrink) + eps
-                    move += alpha[start + i] * share / fading
-                weight[k] -= np.float32(move) * first[k]
+                root, move = np.sqrt(second[k]), np.float32(0)
+                for i in range(count):
+                    b, A, S2, S3 = spans[i]
+                    move += _expansion(root, b, A, S2, S3, eps)
+                weight[k] -= move * first[k]
     for k in range(weight.shape[0]):
         root = np.sqrt(max(second[k], least))
         r = eps / root
         series = first[k] * (i1 - r * (i2 - r * (i3 - r * i4))) / root
         weight[k] -= series if second[k] > least else np.float32(0)
+
+
+@compiled
+def _spans(start: int, gap: int, sums: Array, decay: Array) -> tuple[Array, int]:
+    """`_around_mean` of spans of skipped steps `[count, 4]`, so short that b hardly changes in one.
+
+    b falls as the root of the step early on: by a twentieth in a span that is a tenth of it.
+    """
+    last = min(gap, decay.shape[0] - 1)
+    spans, count, here = np.empty((last, 4), dtype=np.float32), 0, 0
+    M = np.empty(4)
+    while here < last and decay[here, 0] > FADED:
+        end = min(here + max(1, (start + here) // 10), last)
+        for k in range(4):
+            M[k] = decay[here, k] * sums[start + here, k] - decay[end, k] * sums[start + end, k]
+        b, A, S2, S3 = _around_mean(M)
+        spans[count, 0], spans[count, 1], spans[count, 2], spans[count, 3] = b, A, S2, S3
+        count, here = count + 1, end
+    return spans, count
