@@ -221,8 +221,15 @@ def _ranges(items: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[Te
 
     offsets = np.zeros(len(starts) + 1, dtype=np.int64)
     np.cumsum(ends - starts, out=offsets[1:])
-    positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], ends - starts)
-    return torch.from_numpy(items[positions].astype(np.int64)), torch.from_numpy(offsets)
+    if HAS_NUMBA:
+        from crossbatch.data.windows_kernel import ranges
+
+        found = np.empty(offsets[-1], dtype=np.int64)
+        ranges(items, starts, offsets, found)
+    else:
+        positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], ends - starts)
+        found = items[positions].astype(np.int64)
+    return torch.from_numpy(found), torch.from_numpy(offsets)
 
 
 def _check_sizes(batch_size: int, history_length: int) -> None:

@@ -1,4 +1,4 @@
-"""Histories of a block of batches, compiled by numba: each is copied once, nothing is masked."""
+"""Parts of sequences, compiled by numba: each is copied once, nothing is masked."""
 
 from __future__ import annotations
 
@@ -36,3 +36,19 @@ def windows(items: Array, starts: Array, ends: Array, out: Array) -> None:
         for t in range(size):
             row[t] = items[0, start + t]
         row[size:] = 0
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def ranges(items: Array, starts: Array, offsets: Array, out: Array) -> None:
+    """Write `items[start : start + size]` of each row to `out`, end to end.
+
+    Args:
+        items: `[m]`, integers of any width.
+        starts: `[n]`.
+        offsets: `[n + 1]`, where each row's begin in `out`.
+        out: Written.
+    """
+    for n in range(starts.shape[0]):
+        first, start = offsets[n], starts[n]
+        for t in range(offsets[n + 1] - first):
+            out[first + t] = items[start + t]
