@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "negatives": {"kernels"},
     "models": {"kernels"},
     "retrieval": set(),
-    "data": {"documents", "errors"},
+    "data": {"documents", "errors", "kernels"},
     "reports": {"documents", "errors"},
     "documents": {"errors"},
 }
