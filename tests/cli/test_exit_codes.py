@@ -7,7 +7,7 @@ import sys
 import pytest
 import typer
 
-from crossbatch.cli import app, main
+from crossbatch.cli import app
 
 # Arguments that name what is not there, and the function that then begins the work.
 COMMANDS = {
@@ -36,24 +36,6 @@ def leaves(group, prefix=""):
             yield from leaves(command, f"{prefix}{name} ")
         else:
             yield f"{prefix}{name}"
-
-
-@pytest.fixture
-def crossbatch(monkeypatch, capfd, tmp_path):
-    """The command as `main` runs it, in this process and an empty folder."""
-
-    def run(line):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["crossbatch", *line.split()])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        output, errors = capfd.readouterr()
-        return subprocess.CompletedProcess(line, code, output, errors)
-
-    return run
 
 
 def test_the_table_has_every_command():

@@ -2,37 +2,15 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import polars as pl
 import pytest
 
-from crossbatch.cli import main
 from crossbatch.config import Recipe
 from crossbatch.data import PrepareOptions, open_dataset, prepare
 from crossbatch.data.synthetic import SynthOptions, synthetic_source
 from crossbatch.serving import export_bundle
 from crossbatch.training import fit
-
-
-@pytest.fixture
-def crossbatch(monkeypatch, capfd):
-    """The command as `main` runs it, in this process: importing torch anew takes seconds."""
-
-    def run(line, *, cwd):
-        monkeypatch.chdir(cwd)
-        monkeypatch.setenv("COLUMNS", "120")
-        monkeypatch.setattr(sys, "argv", ["crossbatch", *line.split()])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        output, errors = capfd.readouterr()
-        return subprocess.CompletedProcess(line, code, output, errors)
-
-    return run
 
 
 @pytest.fixture(scope="module")

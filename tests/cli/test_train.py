@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from crossbatch.cli import app, main
+from crossbatch.cli import app
 
 RECIPE = """
 [model]
@@ -27,24 +27,6 @@ log_every = 5
 threads = 1
 device = "cpu"
 """
-
-
-@pytest.fixture
-def crossbatch(monkeypatch, capfd):
-    """The command as `main` runs it, in this process: importing torch anew takes seconds."""
-
-    def run(*arguments, cwd):
-        monkeypatch.chdir(cwd)
-        monkeypatch.setattr(sys, "argv", ["crossbatch", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        output, errors = capfd.readouterr()
-        return subprocess.CompletedProcess(arguments, code, output, errors)
-
-    return run
 
 
 @pytest.fixture(scope="module")

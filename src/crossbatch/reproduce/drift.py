@@ -9,7 +9,7 @@ vectors' lengths) also compares models.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crossbatch.errors import DataError
 from crossbatch.reports.markdown import literal, pipe_table
@@ -41,7 +41,7 @@ def write_drift(folder: GridFolder) -> list[Path]:
         "drift",
         "Feature drift",
         [_table(probes, folder), NOTE],
-        [row for probed in probes for row in _records(probed)],
+        [row for probed in probes for row in probed.records("drift")],
         [
             Figure(
                 "drift",
@@ -95,17 +95,3 @@ def _table(probes: Sequence[Probed], folder: GridFolder) -> str:
                 line += ["–" if point is None else f"{point[1]:.4g}" for point in points]
             lines.append([*line, run_link(probed.run, folder, probed.run.name)])
     return pipe_table(heads, lines, words=2)
-
-
-def _records(probed: Probed) -> list[dict[str, Any]]:
-    """Every measurement."""
-    return [
-        {
-            "model": probed.model,
-            "strategy": probed.strategy,
-            "run": f"probes/{probed.run.path.name}",
-            "step": event["step"],
-            "drift": event.get("drift", {}),
-        }
-        for event in probed.run.journal.of("probe")
-    ]

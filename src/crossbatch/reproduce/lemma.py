@@ -9,7 +9,7 @@ reports to be at most 1. θ are the parameters that the user vector depends on, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crossbatch.errors import DataError
 from crossbatch.reports.journal import Curve
@@ -46,7 +46,7 @@ def write_lemma(folder: GridFolder) -> list[Path]:
         columns,
         "Gradient deviation by cached vectors against its bound, and the constant C.",
     )
-    rows = [row for probed in probes for row in _records(probed)]
+    rows = [row for probed in probes for row in probed.records("lemma")]
     sheet = Sheet("lemma", "The lemma", [_table(probes, folder), NOTE], rows, [figure])
     return write_sheet(folder, sheet)
 
@@ -128,18 +128,3 @@ def _table(probes: Sequence[Probed], folder: GridFolder) -> str:
         line += [f"{max(probed.curve('lemma', key).y):.3g}" for key in ("constant", "jacobian")]
         lines.append([*line, run_link(probed.run, folder, probed.run.name)])
     return pipe_table(heads, lines, words=2)
-
-
-def _records(probed: Probed) -> list[dict[str, Any]]:
-    """Every measurement."""
-    return [
-        {
-            "model": probed.model,
-            "strategy": probed.strategy,
-            "run": f"probes/{probed.run.path.name}",
-            "step": event["step"],
-            "lemma": event["lemma"],
-        }
-        for event in probed.run.journal.of("probe")
-        if "lemma" in event
-    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from crossbatch.reports.journal import Curve, number
 from crossbatch.reports.plot import Mark
@@ -47,6 +47,20 @@ class Probed:
     def curve(self, *path: str) -> Curve:
         """A measured value over training."""
         return self.run.journal.curve("probe", "step", *path)
+
+    def records(self, measured: str) -> list[dict[str, Any]]:
+        """Every measurement of a kind, as a sheet's JSON keeps it."""
+        return [
+            {
+                "model": self.model,
+                "strategy": self.strategy,
+                "run": f"probes/{self.run.path.name}",
+                "step": event["step"],
+                measured: event[measured],
+            }
+            for event in self.run.journal.of("probe")
+            if measured in event
+        ]
 
 
 def read_probes(folder: GridFolder) -> list[Probed]:
