@@ -35,6 +35,7 @@ STRATEGIES = {
     "auto": "**Auto**",
     "full": "Full softmax",
     "drift_limited": "Cross-batch, drift-limited",
+    "spared": "In-batch, later items spared",
 }
 DATA = {
     "book-1m": "Amazon-Books sample",

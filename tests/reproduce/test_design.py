@@ -86,6 +86,13 @@ def test_what_a_search_does_not_try_takes_the_settings_of_its_relative():
     assert design.cell("mind", "auto", 0).recipe.train.lr == 0.125
 
 
+def test_later_items_are_spared_with_the_settings_of_in_batch():
+    design = replace(DESIGN, settings={"mind": {"in_batch": ["train.lr=0.5"]}})
+    plain, spared = design.cell("mind", "in_batch", 0), design.cell("mind", "spared", 0)
+    assert spared.folder == "runs/mind-spared-s0"
+    assert spared.recipe == plain.recipe.changed(["loss.mask_later=true"]) != plain.recipe
+
+
 @pytest.mark.parametrize("sampler", ["cross_batch", "uniform", "in_batch"])
 def test_no_recipe_changes_the_ceiling_or_the_drift_rule(sampler):
     base = PAPER.changed([f'sampler={{name="{sampler}"}}'])

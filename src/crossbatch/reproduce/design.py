@@ -31,14 +31,23 @@ STRATEGIES: dict[str, Callable[[int], dict[str, Any]]] = {
     "auto": lambda _: {"name": "auto"},
     "full": lambda _: {"name": "uniform"},
     "drift_limited": lambda B: {"name": "cross_batch", "capacity": 79 * B},
+    "spared": lambda _: {"name": "in_batch"},
 }
 USUAL = ("uniform", "in_batch", "mixed", "cross_batch", "balanced")  # unless others are asked for
 ITEM_GRADIENTS = {"cross_batch": "paper", "balanced": "balanced"}
 # Bank size by measured drift, a rule fixed before any of its runs: no warm-up, a bank larger than
 # any of Table 2, and the same limit for every model and every data set.
 DRIFT_RULE = {"item_gradient": "balanced", "warmup_steps": 0, "max_staleness": 0.1}
+# What a strategy changes besides the sampler. "spared" is in-batch where no user's later items are
+# negatives of theirs.
+CHANGES = {"spared": ("loss.mask_later=true",)}
 # A search does not try these: they take what it chose for their nearest relative.
-RELATIVES = {"auto": "in_batch", "full": "uniform", "drift_limited": "balanced"}
+RELATIVES = {
+    "auto": "in_batch",
+    "full": "uniform",
+    "drift_limited": "balanced",
+    "spared": "in_batch",
+}
 
 SIZES = (0, 1, 4, 9, 19, 39, 79)  # Table 2, in batches: M = 0, 128, 512, … 10112 at B = 128
 
@@ -127,7 +136,7 @@ class Design:
         own = [] if model == self.base.model.name else ["model.tower={}"]  # another tower's options
         recipe = self.base.changed([f"model.name={model}", f"train.seed={seed}", *own])
         recipe = replace(recipe, sampler=self._sampler(recipe, strategy, size))
-        recipe = recipe.changed(tuple(self._settings(model, strategy)))
+        recipe = recipe.changed((*self._settings(model, strategy), *CHANGES.get(strategy, ())))
         if self.budget:
             recipe = shortened(recipe, self.budget, self.one_pass)
         usual = self._sampler(recipe, strategy, None).get("capacity")
