@@ -71,6 +71,26 @@ def table1(data: str, *models: str) -> str:
     return pipes(heads, lines)
 
 
+def spared(data: str) -> str:
+    """In-batch sampling with and without the user's later items among the negatives."""
+    heads = ["model", "seeds", "recall@50", "later items spared", "gain", "NDCG@50"]
+    heads += ["later items spared", "gain"]
+    lines = []
+    found = rows("table1", data)
+    for row in found:
+        if row.get("strategy") != "spared":
+            continue
+        plain = next(
+            r for r in found if (r["model"], r.get("strategy")) == (row["model"], "in_batch")
+        )
+        line = [MODELS[row["model"]], str(len(row["seeds"]))]
+        for metric in ("recall@50", "ndcg@50"):
+            line += [percent(r["metrics"].get(metric)) for r in (plain, row)]
+            line.append(gain(row["gains"].get(metric), mark=True))
+        lines.append(line)
+    return pipes(heads, lines)
+
+
 def table2(data: str, metric: str, *strategies: str) -> str:
     """A metric by bank size, a column for each model and strategy."""
     wanted = strategies or tuple(STRATEGIES)
@@ -161,6 +181,7 @@ def drift_rule(*names: str) -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     "table1": table1,
+    "spared": spared,
     "table2": table2,
     "bar": bar,
     "ceiling": ceiling,
