@@ -103,6 +103,24 @@ def test_no_uniform_items_beside_dot_products():
     assert chosen(0.2 / 9, 0.2 / 300, normalized=False).sampler["name"] == "cross_batch"
 
 
+def test_no_uniform_items_beside_several_interests():
+    facts = Facts(128, 100_000, 0.001, normalized=True, interests=4)
+    advice = choose(Costs(1.0, 0.2 / 300, 1e-9), facts, 1.2)
+    assert advice.sampler == {"name": "in_batch"}
+    assert "several interests a user" in advice.reason
+
+
+@pytest.mark.parametrize(("tower", "interests"), [("mind", 3), ("youtube_dnn", 1)])
+def test_interests_are_counted_on_the_towers(dataset, recipe, tower, interests, monkeypatch):
+    options = {"interests": interests} if tower == "mind" else {}
+    model = replace(recipe.model, name=tower, tower=options)
+    monkeypatch.setattr(advice_module, "measure", lambda *_: Costs(1.0, 1.0, 1.0))
+    seen = []
+    monkeypatch.setattr(advice_module, "choose", lambda _, facts, __: seen.append(facts))
+    advise(replace(recipe, model=model), dataset)
+    assert seen[0].interests == interests
+
+
 def test_a_small_catalogue_is_not_drawn_from_beyond_its_size():
     assert chosen(0.2 / 95, 1e-9, num_items=100, B=256).sampler["num_uniform"] <= 100
 
@@ -155,7 +173,8 @@ def test_the_statement_says_what_was_chosen_and_why():
 
 
 def test_dear_towers_are_measured_as_such(dataset, recipe):
-    plain = measure(recipe, dataset)
+    in_batch = replace(recipe, sampler={"name": "in_batch"})
+    plain = measure(build_trainer(in_batch, dataset), recipe, dataset)
     towers = build_towers(recipe, dataset)
     encode = towers.item_tower.forward
 
@@ -166,7 +185,7 @@ def test_dear_towers_are_measured_as_such(dataset, recipe):
         return encode(ids) + 0.0 * weight[0, 0]
 
     towers.item_tower.forward = slow
-    dear = measure(recipe, dataset, towers)
+    dear = measure(build_trainer(in_batch, dataset, towers), recipe, dataset)
     assert 0 < plain.in_batch < dear.in_batch
     assert dear.per_uniform > 3 * plain.per_uniform
     assert dear.per_uniform > 3 * dear.per_cached

@@ -6,10 +6,11 @@
 
 The rule spends a fixed share of an in-batch step's time (`budget`) on further negatives, and spends
 it where our measurements say that it buys most (docs/negatives.md): on every item of the catalogue
-if they fit; else, for normalised vectors, on uniform items with gradient (with dot products they
-did harm), every so many steps where having any at all is what costs; and on cached vectors only
-where encoding an item is too dear for that. Before any of that, where users like many of the
-batch's items, what a user came to like later is taken out of its negatives.
+if they fit; else, for one normalised vector a user, on uniform items with gradient (with dot
+products or several interests they did harm), every so many steps where having any at all is what
+costs; and on cached vectors only where encoding an item is too dear for that. Before any of that,
+where users like many of the batch's items, what a user came to like later is taken out of its
+negatives.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
+    from crossbatch.models import TwoTower
     from crossbatch.training.trainer import Trainer, TrainingBatch
 
 ROUNDS = 15  # the strategies are timed in turn, so that a busy machine slows all of them
@@ -102,6 +104,7 @@ class Facts:
     collision: float  # Σq², the probability that two positives are the same item
     normalized: bool  # whether vectors have length 1
     later: float = 0.0  # share of a batch's columns that the row's user likes later
+    interests: int = 1  # vectors of a user
 
 
 def is_auto(recipe: Recipe) -> bool:
@@ -118,7 +121,9 @@ def advise(recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = Non
         model: Towers of the caller's own instead of the recipe's.
     """
     budget = (AUTO | recipe.sampler if is_auto(recipe) else AUTO)["budget"]
-    costs = measure(recipe, dataset, model)
+    plain = replace(recipe, sampler={"name": "in_batch"})
+    trainer = build_trainer(plain, dataset, copy.deepcopy(model))
+    costs = measure(trainer, recipe, dataset)
     law = torch.from_numpy(dataset.sampler_law.copy())
     facts = Facts(
         recipe.train.batch_size,
@@ -126,6 +131,7 @@ def advise(recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = Non
         float(law @ law),
         recipe.model.normalize,
         later_share(recipe, dataset),
+        _interests(trainer, recipe, dataset),
     )
     return choose(costs, facts, budget)
 
@@ -176,8 +182,9 @@ def _affordable(
         choice = f"all {num_items:,} items fit, which is the full softmax"
         return {"name": "uniform", "num_negatives": num_items}, choice
     turn = next((turn for turn, count in uniform.items() if count >= B), None)
-    if turn and not facts.normalized:
-        choice = "uniform items fit, but beside dot products they did harm where we measured"
+    if turn and (not facts.normalized or facts.interests > 1):
+        beside = "several interests a user" if facts.normalized else "dot products"
+        choice = f"uniform items fit, but beside {beside} they did harm where we measured"
         return {"name": "in_batch"}, choice
     if turn:
         count = min(_rounded(uniform[turn], B, MOST_UNIFORM * B), num_items)
@@ -202,11 +209,16 @@ def later_share(recipe: Recipe, dataset: Dataset) -> float:
     return fmean(shares)
 
 
-def measure(recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = None) -> Costs:
-    """Time in-batch, uniform and cached columns on a copy of the towers."""
+def _interests(trainer: Trainer, recipe: Recipe, dataset: Dataset) -> int:
+    batch = next(dataset.batches(1, seed=0, history_length=recipe.train.history_length))
+    batch = batch.to(trainer.log_temperature.device)
+    with torch.no_grad():
+        return len(cast("TwoTower", trainer.model).users(batch.history, batch.user_ids)[0])
+
+
+def measure(trainer: Trainer, recipe: Recipe, dataset: Dataset) -> Costs:
+    """Time in-batch, uniform and cached columns; the trainer's towers are trained by that."""
     B = recipe.train.batch_size
-    plain = replace(recipe, sampler={"name": "in_batch"})
-    trainer = build_trainer(plain, dataset, copy.deepcopy(model))
     device = trainer.log_temperature.device
     samplers = {
         name: build_sampler(replace(recipe, sampler=options), dataset).to(device)
