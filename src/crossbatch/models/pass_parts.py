@@ -62,7 +62,7 @@ class HistoryReader:
         """Rows `[P, d]`."""
         keeper_of(self.table).before_read(ids)
         rows = np.empty((len(ids), self.table.dim), dtype=np.float32)
-        self._rows.gather(self.weight()[0], ids.numpy(), rows, 0)
+        self._rows.gather(self.weight(), ids.numpy()[None], rows)
         return rows
 
     def give_back(self, ids: Tensor, gradient: Array) -> None:
@@ -89,18 +89,18 @@ class Ending:
         self.normalize = normalize
         linear = [layer for layer in layers or () if isinstance(layer, nn.Linear)]
         self.last_relu = layers is not None and not isinstance(layers[-1], nn.Linear)
-        weights, biases = [layer.weight for layer in linear], [layer.bias for layer in linear]
-        self.weights, self.biases = Arrays(weights), Arrays(biases)
-        self.widths = [len(bias) for bias in biases]
-        self.gradients = Gradients([*weights, *biases])
+        parameters = [*(layer.weight for layer in linear), *(layer.bias for layer in linear)]
+        self.arrays, self.gradients = Arrays(parameters), Gradients(parameters)
+        self.widths = [layer.out_features for layer in linear]
         self._layers, self._rows = layers_kernel, rows_kernel
 
     def __call__(self, x: Array) -> tuple[Array, Callable[[Array], Array]]:
         """Vectors `[n, d]` of `x` `[n, in]`, and the way back to the gradient of `x`."""
-        n, weights = len(x), self.weights()
+        n, arrays = len(x), self.arrays()
+        weights, biases = arrays[: len(self.widths)], arrays[len(self.widths) :]
         outputs = tuple([np.empty((n, width), dtype=np.float32) for width in self.widths])
         if outputs:
-            self._layers.forward(x, weights, self.biases(), outputs, self.last_relu)
+            self._layers.forward(x, weights, biases, outputs, self.last_relu)
         vectors = outputs[-1] if outputs else x
         directions, lengths = vectors, NOTHING
         if self.normalize:

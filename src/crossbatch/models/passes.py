@@ -103,21 +103,21 @@ class ItemsPass:
 
     def __call__(self, item_ids: Tensor) -> tuple[Tensor, Backward]:
         """Vectors `[N, d]` of items `[N]`."""
-        found = [item_ids]  # the rows of each table
-        joined = np.empty((len(item_ids), self.width), dtype=np.float32)
-        for values in self.values:
-            rows = torch.empty_like(item_ids)
-            self._rows.gather_values(values, item_ids.numpy(), rows.numpy())
-            found.append(rows)
-        for table, rows in zip(self.tables, found, strict=True):
+        ids = item_ids.numpy()
+        found = np.empty((len(self.tables), len(ids)), dtype=np.int64)  # the rows of each table
+        found[0] = ids
+        for values, own in zip(self.values, found[1:], strict=True):
+            self._rows.gather_values(values, ids, own)
+        rows_of = torch.from_numpy(found).unbind()
+        for table, rows in zip(self.tables, rows_of, strict=True):
             keeper_of(table).before_read(rows)
-        for weight, rows, columns in zip(self.weights(), found, self.columns, strict=True):
-            self._rows.gather(weight, rows.numpy(), joined, columns.start)
+        joined = np.empty((len(ids), self.width), dtype=np.float32)
+        self._rows.gather(self.weights(), found, joined)
         vectors, back = self.ending(joined)
 
         def backward(gradient: Tensor) -> None:
             leaf = torch.from_numpy(back(gradient.numpy()))
-            for table, rows, columns in zip(self.tables, found, self.columns, strict=True):
+            for table, rows, columns in zip(self.tables, rows_of, self.columns, strict=True):
                 keeper_of(table).after_read(Read(rows, 1, leaf, columns, given=True))
 
         return torch.from_numpy(vectors), backward

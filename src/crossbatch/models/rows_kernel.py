@@ -22,13 +22,23 @@ TINY = 1e-8  # a vector that is shorter has no direction
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def gather(table: Array, ids: Array, out: Array, first: int) -> None:
-    """Copy the rows `ids` `[n]` of `table` `[R, d]` to `out` `[n, >= first + d]`."""
-    for n in range(ids.shape[0]):
-        if n + AHEAD < ids.shape[0]:
-            for k in range(0, table.shape[1], LINE):
-                prefetch_line(table, ids[n + AHEAD], k)
-        copy(table[ids[n]], out[n, first : first + table.shape[1]])
+def gather(tables: tuple[Array, ...], ids: Array, out: Array) -> None:
+    """Copy rows of `tables` `[R_i, d_i]` next to each other.
+
+    Args:
+        tables: One or more.
+        ids: `[tables, n]`.
+        out: `[n, Σ d_i]`, written.
+    """
+    first = 0
+    for i in range(len(tables)):
+        table, rows = tables[i], ids[i]
+        for n in range(rows.shape[0]):
+            if n + AHEAD < rows.shape[0]:
+                for k in range(0, table.shape[1], LINE):
+                    prefetch_line(table, rows[n + AHEAD], k)
+            copy(table[rows[n]], out[n, first : first + table.shape[1]])
+        first += table.shape[1]
 
 
 @njit(cache=True, error_model="numpy", nogil=True)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from crossbatch.negatives.fused import own_place
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.negatives.candidates import Candidates
+
+NOTHING = np.empty((0, 0), dtype=np.float32)  # the gradient of columns that need none
 
 
 @dataclass(slots=True)
@@ -64,15 +67,18 @@ def loss_and_gradients(
     own, parts = positives.embeddings, negatives.parts
     row_keys, column_keys = MASKS[mask](positives.item_ids, negatives)
     place = own_place(positives, negatives)
-    nothing = own[:0]
-    grad_users = torch.empty_like(users)
-    grad_own = nothing if place is not None else torch.empty_like(own)
-    grads = [nothing if part.cached else torch.empty_like(part.embeddings) for part in parts]
+    vectors = [part.embeddings.numpy() for part in parts]
+    grad_users = np.empty(users.shape, dtype=np.float32)
+    grad_own = NOTHING if place is not None else np.empty(own.shape, dtype=np.float32)
+    grads = [
+        NOTHING if part.cached else np.empty(given.shape, dtype=np.float32)
+        for part, given in zip(parts, vectors, strict=True)
+    ]
     loss = softmax_kernel.loss_and_gradients(
         users.numpy(),
         temperature,
         own.numpy(),
-        tuple([part.embeddings.numpy() for part in parts]),
+        tuple(vectors),
         tuple([part.push for part in parts]),
         negatives.log_q.numpy(),
         row_keys.numpy(),
@@ -80,14 +86,15 @@ def loss_and_gradients(
         softmax_kernel.NOTHING if exclude is None else exclude.numpy(),
         positives.log_q.numpy(),
         -1 if place is None else place,
-        grad_users.numpy(),
-        grad_own.numpy(),
-        tuple([grad.numpy() for grad in grads]),
+        grad_users,
+        grad_own,
+        tuple(grads),
     )
     if not math.isfinite(loss):
         raise NonFiniteLossError(blame(users / temperature, positives, negatives))
-    items = [] if place is not None else [(own, grad_own)]
+    items = [] if place is not None else [(own, torch.from_numpy(grad_own))]
     for part, grad in zip(parts, grads, strict=True):
         if not part.cached:
-            items.append((part.embeddings, grad))
-    return LossAndGradients(torch.tensor(loss), grad_users, items)
+            items.append((part.embeddings, torch.from_numpy(grad)))
+    scalar = torch.from_numpy(np.array(loss, dtype=np.float32))
+    return LossAndGradients(scalar, torch.from_numpy(grad_users), items)

@@ -10,6 +10,7 @@ Three estimates, each a valid `Corpus.item_counts` (any constant factor cancels 
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,8 @@ from crossbatch.negatives.candidates import check_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+HAS_NUMBA = find_spec("numba") is not None
 
 
 def check_ids(name: str, item_ids: Tensor, lowest: int, highest: int) -> None:
@@ -124,6 +127,21 @@ class LogFrequency(nn.Module):
         """`[N]` log q of `item_ids` `[N]`."""
         if torch.compiler.is_compiling():  # value checks would break the graph
             return self.log_q[item_ids]
+        log_q = self._compiled(item_ids)
+        return self._checked(item_ids) if log_q is None else log_q
+
+    def _compiled(self, item_ids: Tensor) -> Tensor | None:
+        """All of `_checked` in one call; None where that cannot be, or has to complain."""
+        table = self.log_q
+        plain = item_ids.dtype == torch.int64 and item_ids.dim() == 1 and item_ids.is_cpu
+        if not (HAS_NUMBA and plain and table.is_cpu):
+            return None
+        from crossbatch.negatives.frequency_kernel import look_up
+
+        found = torch.empty(item_ids.shape, dtype=torch.float32)
+        return found if look_up(table.numpy(), item_ids.numpy(), found.numpy()) else None
+
+    def _checked(self, item_ids: Tensor) -> Tensor:
         log_q = self._looked_up(item_ids)
         # One small operation: a sum is −inf if a term is, and no term is +inf.
         if float(log_q.sum()) == -math.inf:
