@@ -8,6 +8,7 @@ bank.enqueue(positives)                    # after it
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from crossbatch.negatives.candidates import Candidates
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+HAS_NUMBA = find_spec("numba") is not None
 STORAGE_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -109,13 +111,16 @@ class MemoryBank(nn.Module):
                 f"items have dimension {items.dim}, the bank stores {self.dim}; "
                 f"build it with dim={items.dim}"
             )
-        newest = max(0, len(items) - self.capacity)
-        rows = items.embeddings.detach()[newest:].to(self.embeddings.dtype)
-        log_q = items.log_q.detach()[newest:]
-        self._check_finite(rows, log_q)
-        self.skip()
-        if self.capacity:
-            self._append(rows, items.item_ids[newest:], log_q)
+        rows = items.embeddings.detach().to(self.embeddings.dtype)
+        ids, log_q = items.item_ids, items.log_q.detach()
+        newest = max(0, ids.shape[0] - self.capacity)
+        if newest:
+            rows, ids, log_q = rows[newest:], ids[newest:], log_q[newest:]
+        if not self._append_compiled(rows, ids, log_q):
+            self._check_finite(rows, log_q)
+            self.skip()
+            if self.capacity:
+                self._append(rows, ids, log_q)
 
     def skip(self) -> None:
         """Count an iteration whose items are not kept."""
@@ -123,7 +128,7 @@ class MemoryBank(nn.Module):
 
     def _count(self, counter: str, value: int) -> None:
         # Not by assignment, which takes a module as long as all of the arithmetic here.
-        self._buffers[counter] = torch.tensor(value, device="cpu")
+        self._buffers[counter] = torch.scalar_tensor(value, dtype=torch.int64, device="cpu")
 
     def _check_finite(self, rows: Tensor, log_q: Tensor) -> None:
         total = rows.sum(dtype=torch.float32) + log_q.sum()
@@ -136,15 +141,39 @@ class MemoryBank(nn.Module):
                 "of them would poison later losses, so find where training diverged"
             )
 
+    def _append_compiled(self, rows: Tensor, item_ids: Tensor, log_q: Tensor) -> bool:
+        """Count an iteration and append its rows in one call; False if that cannot be."""
+        plain = rows.is_cpu and rows.dtype == log_q.dtype == torch.float32
+        if not (HAS_NUMBA and plain and self.capacity and self.birth.is_cpu):
+            return False
+        from crossbatch.negatives.bank_kernel import append
+
+        step, added = int(self.step) + 1, rows.shape[0]
+        start = self._room_for(added)
+        own = (self.embeddings, self.item_ids, self.log_q, self.birth)
+        arrays = [tensor.numpy() for tensor in (*own, rows, item_ids, log_q)]
+        if not append(start, step, *arrays):
+            return False
+        self.skip()
+        self._advance(start, added)
+        return True
+
     def _append(self, rows: Tensor, item_ids: Tensor, log_q: Tensor) -> None:
         added = rows.shape[0]
-        if int(self.cursor) + added > self.embeddings.shape[0]:
-            self._move_to_fresh_buffers()
-        start = int(self.cursor)
+        start = self._room_for(added)
         self.embeddings.narrow(0, start, added).copy_(rows)
         self.item_ids.narrow(0, start, added).copy_(item_ids)
         self.log_q.narrow(0, start, added).copy_(log_q)
         self.birth.narrow(0, start, added).fill_(int(self.step))
+        self._advance(start, added)
+
+    def _room_for(self, added: int) -> int:
+        """Where the next rows go."""
+        if int(self.cursor) + added > self.embeddings.shape[0]:
+            self._move_to_fresh_buffers()
+        return int(self.cursor)
+
+    def _advance(self, start: int, added: int) -> None:
         self._count("cursor", start + added)
         self._count("fill", min(int(self.fill) + added, self.capacity))
 

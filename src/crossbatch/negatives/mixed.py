@@ -109,4 +109,4 @@ class MixedSampler(InBatchSampler):
             table = torch.logaddexp(unigram, torch.full_like(unigram, uniform))
             # Two functions of every column in every step otherwise.
             self._mixture = (batch_size, log_p.device), table
-        return self._mixture[1][item_ids]
+        return self._mixture[1].index_select(0, item_ids)

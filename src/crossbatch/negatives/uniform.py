@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,8 @@ from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler
 
 if TYPE_CHECKING:
     from crossbatch.negatives.candidates import Corpus
+
+HAS_NUMBA = find_spec("numba") is not None
 
 
 class UniformSampler(NegativeSampler):
@@ -77,7 +80,18 @@ def draw_distinct(num_items: int, count: int, device: torch.device) -> Tensor:
     """
     if 2 * count >= num_items:
         return (torch.randperm(num_items)[:count] + 1).to(device)
-    ids: Tensor = torch.randint(1, num_items + 1, (count,)).unique()
+    ids = _distinct(torch.randint(1, num_items + 1, (count,)), num_items)
     while len(ids) < count:
-        ids = torch.cat([ids, torch.randint(1, num_items + 1, (count - len(ids),))]).unique()
+        more = torch.randint(1, num_items + 1, (count - len(ids),))
+        ids = _distinct(torch.cat([ids, more]), num_items)
     return ids.to(device)
+
+
+def _distinct(ids: Tensor, highest: int) -> Tensor:
+    """The distinct ones of `ids` `[n]`, in ascending order."""
+    if not (HAS_NUMBA and ids.is_cpu):
+        distinct: Tensor = ids.unique()
+        return distinct
+    from crossbatch.negatives.distinct_kernel import sorted_distinct
+
+    return torch.from_numpy(sorted_distinct(ids.numpy(), highest))
