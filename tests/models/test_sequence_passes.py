@@ -74,3 +74,18 @@ def test_gradients_add_up_until_they_are_dropped():
     weight.grad = torch.ones(2)  # of autograd
     gradients.write(write)
     assert weight.grad.tolist() == [4, 4]
+
+
+def test_gradients_that_add_up_by_themselves():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    gradients = Gradients([weight])
+
+    def add(keep, array):
+        array[:] = keep * array + 3
+
+    gradients.add(add)
+    gradients.add(add)
+    assert weight.grad.tolist() == [6, 6]
+    weight.grad = None
+    gradients.add(add)
+    assert weight.grad.tolist() == [3, 3]

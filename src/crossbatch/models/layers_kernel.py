@@ -47,6 +47,7 @@ def backward(
     weights: Arrays,
     outputs: Arrays,
     last_relu: bool,
+    keep: float,
     grad_weights: Arrays,
     grad_biases: Arrays,
     grad_x: Array,
@@ -59,6 +60,7 @@ def backward(
         weights: As in `forward`.
         outputs: What `forward` filled.
         last_relu: As in `forward`.
+        keep: Factor of what the gradients of the parameters held, 0 or 1.
         grad_weights: Of each layer, written.
         grad_biases: Of each layer, written.
         grad_x: `[n, in]`, written.
@@ -68,7 +70,9 @@ def backward(
         _through_relu(grad, outputs[len(weights) - 1])
     for i in range(len(weights) - 1, -1, -1):
         source = x if i == 0 else outputs[i - 1]
-        t_product(grad, source, grad_weights[i], 0)
+        t_product(grad, source, grad_weights[i], keep)
+        if keep == 0:
+            grad_biases[i][:] = 0
         _add_rows(grad, grad_biases[i])
         if i > 0:
             below = np.empty_like(source)
@@ -96,8 +100,7 @@ def _through_relu(grad: Array, output: Array) -> None:
 
 @njit(cache=True, error_model="numpy", nogil=True)
 def _add_rows(rows: Array, total: Array) -> None:
-    """Sum `[k]` of rows `[n, k]`."""
-    total[:] = 0
+    """Add rows `[n, k]` to a sum `[k]`."""
     for n in range(rows.shape[0]):
         row = rows[n]
         for k in range(row.shape[0]):

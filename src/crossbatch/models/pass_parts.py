@@ -119,13 +119,13 @@ class Ending:
     ) -> Array:
         of_x = np.empty_like(x)
 
-        def compute(*arrays: Array) -> None:
-            half = len(arrays) // 2
+        def compute(keep: float, *arrays: Array) -> None:
+            of_weights, of_biases = arrays[: len(weights)], arrays[len(weights) :]
             self._layers.backward(
-                gradient, x, weights, outputs, self.last_relu, arrays[:half], arrays[half:], of_x
+                gradient, x, weights, outputs, self.last_relu, keep, of_weights, of_biases, of_x
             )
 
-        self.gradients.write(compute)
+        self.gradients.add(compute)
         return of_x
 
 
@@ -143,17 +143,30 @@ class Gradients:
 
     def write(self, compute: Callable[..., None]) -> None:
         """Let `compute` write to the arrays; what other ways back have left is added to."""
-        again = self.parameters[0].grad is self.gradients[0]  # a second one since the last step
-        earlier = [own.clone() for own in self.gradients] if again else []
+        earlier = [own.clone() for own in self.gradients] if self._in_use else []
         compute(*self.arrays)
         for own, before in zip(self.gradients, earlier, strict=False):
             own += before
-        if not again:
-            for parameter, own in zip(self.parameters, self.gradients, strict=True):
-                if parameter.grad is not None:  # of autograd: a part of another tower too
-                    parameter.grad += own
-                elif parameter.requires_grad:
-                    parameter.grad = own
+        self._hand_over()
+
+    def add(self, compute: Callable[..., None]) -> None:
+        """As `write`, by a `compute` that adds to its first argument times what it finds."""
+        compute(1.0 if self._in_use else 0.0, *self.arrays)
+        self._hand_over()
+
+    @property
+    def _in_use(self) -> bool:
+        """Whether this is not the first way back since the last step."""
+        return self.parameters[0].grad is self.gradients[0]
+
+    def _hand_over(self) -> None:
+        if self._in_use:
+            return
+        for parameter, own in zip(self.parameters, self.gradients, strict=True):
+            if parameter.grad is not None:  # of autograd: a part of another tower too
+                parameter.grad += own
+            elif parameter.requires_grad:
+                parameter.grad = own
 
 
 class Arrays:
