@@ -108,7 +108,7 @@ class ItemsPass:
         found[0] = ids
         for values, own in zip(self.values, found[1:], strict=True):
             self._rows.gather_values(values, ids, own)
-        rows_of = torch.from_numpy(found).unbind()
+        rows_of = [torch.from_numpy(rows) for rows in found]
         for table, rows in zip(self.tables, rows_of, strict=True):
             keeper_of(table).before_read(rows)
         joined = np.empty((len(ids), self.width), dtype=np.float32)

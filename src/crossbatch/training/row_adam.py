@@ -21,7 +21,7 @@ In the first steps of training b_i does change, but r is small beside it, unless
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -136,35 +136,26 @@ class RowAdam(RowReads):
 
     def _update_compiled(self, kernels: ModuleType, found: list[tuple[Read, Tensor]]) -> None:
         """`add_up` and `_update` in two passes over what was read."""
-        step, (beta1, beta2) = self.steps, self.betas
+        step = self.steps
         self._skipped.reach(step)
-        self._make_room(sum(read.ids.shape[0] for read, _ in found))
+        self._make_room(sum([read.ids.shape[0] for read, _ in found]))
         padding = -1 if self.table.padding_row is None else self.table.padding_row
-        count = 0
+        places, count = (padding, self._slots, self._rows, self._totals), 0
         for read, gradient in found:
-            one_size = isinstance(read.bags, int)
-            count, _ = kernels.add_up(
-                read.ids.numpy(),
-                NO_BAGS if one_size else cast("Tensor", read.bags).numpy(),
-                read.bags if one_size else 1,
-                gradient.contiguous().numpy(),
-                read.columns.start or 0,
-                padding,
-                self._slots,
-                self._rows,
-                self._totals,
-                count,
+            ids, values, first = read.ids.numpy(), gradient.contiguous().numpy(), read.columns.start
+            bags, per_bag = (
+                (NO_BAGS, read.bags) if isinstance(read.bags, int) else (read.bags.numpy(), 1)
             )
-        rates = (
-            float(self._skipped.alpha[step]),
-            1 - beta1,
-            beta2,
-            1 - beta2,
-            float(self._skipped.h[step]),
-            self.eps,
-            self._shrink(step) if self.weight_decay else 1.0,
-        )
-        kernels.adam(count, self._rows, self._totals, self._slots, *self._arrays(), step, rates)
+            count, _ = kernels.add_up(ids, bags, per_bag, values, first or 0, *places, count)
+        arrays, rates = self._arrays(), self._rates(step)
+        kernels.adam(count, self._rows, self._totals, self._slots, *arrays, step, rates)
+
+    def _rates(self, step: int) -> tuple[float, ...]:
+        """What `row_kernels.adam` is to know of a step."""
+        beta1, beta2 = self.betas
+        alpha, h = self._skipped.alpha.item(step), self._skipped.h.item(step)
+        shrink = self._shrink(step) if self.weight_decay else 1.0
+        return alpha, 1 - beta1, beta2, 1 - beta2, h, self.eps, shrink
 
     def _make_room(self, num_ids: int) -> None:
         if len(self._rows) < num_ids:
