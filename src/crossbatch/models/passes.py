@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from .two_tower import TwoTower
 
+    Array = np.ndarray
     # From the gradient of the result to that of the item vectors it was computed from, if any.
-    Backward = Callable[[Tensor], Tensor | None]
+    Backward = Callable[[Array], Array | None]
     Pass = Callable[..., tuple[Tensor, Backward]]
 
 
@@ -64,10 +65,10 @@ class GraphPass:
         with torch.enable_grad():
             result = self.function(leaf, *more)
 
-        def backward(gradient: Tensor) -> Tensor | None:
+        def backward(gradient: Array) -> Array | None:
             if result.requires_grad:  # not where everything is frozen
-                torch.autograd.backward(result, gradient)
-            return leaf.grad
+                torch.autograd.backward(result, torch.from_numpy(gradient))
+            return None if leaf.grad is None else leaf.grad.numpy()
 
         return result.detach(), backward
 
@@ -115,8 +116,8 @@ class ItemsPass:
         self._rows.gather(self.weights(), found, joined)
         vectors, back = self.ending(joined)
 
-        def backward(gradient: Tensor) -> None:
-            leaf = torch.from_numpy(back(gradient.numpy()))
+        def backward(gradient: Array) -> None:
+            leaf = torch.from_numpy(back(gradient))
             for table, rows, columns in zip(self.tables, rows_of, self.columns, strict=True):
                 keeper_of(table).after_read(Read(rows, 1, leaf, columns, given=True))
 
@@ -153,8 +154,8 @@ class UsersPass:
         self._mean_rows(reader.weight()[0], flat.numpy(), mean, share)
         vectors, back = self.ending(mean)
 
-        def backward(gradient: Tensor) -> None:
-            of_sums = back(gradient.numpy())
+        def backward(gradient: Array) -> None:
+            of_sums = back(gradient)
             self._scale_rows(of_sums, share)
             keeper.after_read(Read(flat, L, torch.from_numpy(of_sums), given=True))
 

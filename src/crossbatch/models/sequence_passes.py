@@ -69,13 +69,13 @@ class MINDPass:
         readout = self._soft if soft else self._hard
         u, back_to_interests = readout(interests.reshape(B, K, d), lengths, v.numpy())
 
-        def backward(gradient: Tensor) -> Tensor | None:
-            grad, chosen, of_target = back_to_interests(gradient.numpy())
+        def backward(gradient: Array) -> Array | None:
+            grad, chosen, of_target = back_to_interests(gradient)
             of_items = np.empty_like(items)
             given = (grad, chosen, items, stops, parameters[0], parameters[2], raw, *kept)
             self.gradients.write(partial(self._routing.gradients, *given, of_items))
             self.reader.give_back(ids, of_items)
-            return None if of_target is None else torch.from_numpy(of_target)
+            return of_target
 
         return torch.from_numpy(u), backward
 
@@ -160,8 +160,8 @@ class GRUPass:
             u = np.empty_like(states)
             self._rows.unit(states, u, lengths)
 
-        def backward(gradient: Tensor) -> None:
-            grad, of_items = gradient.numpy(), np.empty_like(items)
+        def backward(grad: Array) -> None:
+            of_items = np.empty_like(items)
             if self.model.normalize:
                 self._rows.unit_backward(grad, u, lengths, grad)
             given = (grad, items, steps, order, *parameters[:3], *kept)

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
     from crossbatch.negatives.candidates import Candidates
 
+    Array = np.ndarray
+
 NOTHING = np.empty((0, 0), dtype=np.float32)  # the gradient of columns that need none
 
 
 @dataclass(slots=True)
 class LossAndGradients:
-    """The mean loss of a batch and its gradients.
+    """The mean loss of a batch and its gradients, which are arrays: compiled functions go on.
 
     Attributes:
         loss: Scalar.
@@ -33,10 +35,10 @@ class LossAndGradients:
     """
 
     loss: Tensor
-    users: Tensor
-    items: list[tuple[Tensor, Tensor]]
+    users: Array
+    items: list[tuple[Tensor, Array]]
 
-    def of(self, vectors: Tensor) -> Tensor | None:
+    def of(self, vectors: Tensor) -> Array | None:
         """The gradient `[n, d]` of item vectors `[n, d]` that were given, all their roles added."""
         found = [gradient for given, gradient in self.items if given is vectors]
         for more in found[1:]:
@@ -92,9 +94,9 @@ def loss_and_gradients(
     )
     if not math.isfinite(loss):
         raise NonFiniteLossError(blame(users / temperature, positives, negatives))
-    items = [] if place is not None else [(own, torch.from_numpy(grad_own))]
+    items = [] if place is not None else [(own, grad_own)]
     for part, grad in zip(parts, grads, strict=True):
         if not part.cached:
-            items.append((part.embeddings, torch.from_numpy(grad)))
+            items.append((part.embeddings, grad))
     scalar = torch.from_numpy(np.array(loss, dtype=np.float32))
-    return LossAndGradients(scalar, torch.from_numpy(grad_users), items)
+    return LossAndGradients(scalar, grad_users, items)
