@@ -206,7 +206,7 @@ def _windows(
         from crossbatch.data.windows_kernel import windows
 
         filled = np.empty((len(starts), history_length), dtype=np.int64)
-        windows(items[None], starts, ends, filled)
+        windows(items, starts, ends, filled)
         return filled
     places = np.arange(history_length)
     held = items.take(starts[:, None] + places, mode="clip")  # [B, L]; past the end: masked below
