@@ -3,11 +3,13 @@
 from functools import cache
 from importlib.util import find_spec
 
+HAS_NUMBA = find_spec("numba") is not None
+
 
 @cache
 def available() -> bool:
     """Whether numba is installed and compiled functions can reach torch's matrix products."""
-    if find_spec("numba") is None:
+    if not HAS_NUMBA:
         return False
     from crossbatch.kernels.products import found
 

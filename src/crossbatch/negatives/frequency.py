@@ -10,18 +10,16 @@ Three estimates, each a valid `Corpus.item_counts` (any constant factor cancels 
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from crossbatch.kernels import HAS_NUMBA
 from crossbatch.negatives.candidates import check_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-HAS_NUMBA = find_spec("numba") is not None
 
 
 def check_ids(name: str, item_ids: Tensor, lowest: int, highest: int) -> None:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from crossbatch.negatives.masks import HAS_NUMBA, MASKS, drop_matches_
+from crossbatch.kernels import HAS_NUMBA
+from crossbatch.negatives.masks import MASKS, drop_matches_
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

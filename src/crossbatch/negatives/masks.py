@@ -7,11 +7,12 @@ every column a key; a column is left out of the rows whose key it carries.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from crossbatch.kernels import HAS_NUMBA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 Keys = tuple[Tensor, Tensor]  # of the rows [B] and of the columns [N]
 
-HAS_NUMBA = find_spec("numba") is not None
 SMALL = 32_768  # logits; comparing so few is cheaper than finding out which to compare
 _NOBODY = torch.iinfo(torch.int64).min  # key of a column that every row keeps
 

@@ -8,18 +8,17 @@ bank.enqueue(positives)                    # after it
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from crossbatch.kernels import HAS_NUMBA
 from crossbatch.negatives.candidates import Candidates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HAS_NUMBA = find_spec("numba") is not None
 STORAGE_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,

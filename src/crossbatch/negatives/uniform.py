@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from crossbatch.kernels import HAS_NUMBA
 from crossbatch.negatives.candidates import Candidates
 from crossbatch.negatives.frequency import check_ids
 from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler
 
 if TYPE_CHECKING:
     from crossbatch.negatives.candidates import Corpus
-
-HAS_NUMBA = find_spec("numba") is not None
 
 
 class UniformSampler(NegativeSampler):
