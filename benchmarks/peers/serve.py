@@ -1,7 +1,7 @@
 """A worker's side of an interleaved run: build what is asked for, step when told, report CPU time.
 
     {"prepare": "in-batch", "warmup": 400, "seconds": 5}   ->   {"ready": "in-batch"}
-    {"steps": "in-batch", "count": 64}                     ->   {"cpu": 0.11, "wall": 0.11}
+    {"steps": "in-batch", "count": 64, "untimed": 32}      ->   {"cpu": 0.11, "wall": 0.11}
 
 One JSON document a line on standard input and output. Runs in any environment that has Python.
 """
@@ -39,8 +39,10 @@ def serve(rows: Mapping[str, Callable[[], Step]], packages: tuple[str, ...]) -> 
             warm_up(steps[name], request["warmup"], request["seconds"])
             answer(ready=name)
         else:
+            step = steps[request["steps"]]
+            repeat(step, request["untimed"])
             cpu, wall = time.process_time(), time.perf_counter()
-            repeat(steps[request["steps"]], request["count"])
+            repeat(step, request["count"])
             answer(cpu=time.process_time() - cpu, wall=time.perf_counter() - wall)
 
 
