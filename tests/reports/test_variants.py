@@ -87,3 +87,27 @@ def test_flatten_writes_dotted_keys_and_leaves_out_seeds() -> None:
 
 def test_a_missing_key_differs() -> None:
     assert differing_keys([{"a": "1", "b": "2"}, {"a": "1"}]) == ["b"]
+
+
+def test_what_an_earlier_version_could_not_choose_does_not_split_a_variant(
+    make_run: MakeRun,
+) -> None:
+    paths = [make_run("earlier", seed=0)]
+    for number, spared in enumerate((False, True), start=1):
+        settings = run_config("mind", {"name": "in_batch"}, number)
+        settings["loss"] = {**settings.get("loss", {}), "mask_later": spared}
+        paths.append(make_run(f"later-{number}", config=settings, seed=number))
+    variants = group_runs(read_runs(paths))
+    assert sorted([run.seed for run in variant.runs] for variant in variants) == [[0, 1], [2]]
+
+
+def test_in_batch_that_spares_later_items_is_compared_with_the_plain_one(
+    make_run: MakeRun,
+) -> None:
+    settings = run_config("mind", {"name": "in_batch"}, 0)
+    settings["loss"] = {**settings.get("loss", {}), "mask_later": True}
+    paths = [make_run("plain"), make_run("spared", config=settings)]
+    variants = group_runs(read_runs(paths))
+    plain, spared = sorted(variants, key=lambda v: v.options["loss.mask_later"])
+    assert reference_of(spared, variants) is plain
+    assert reference_of(plain, variants) is plain

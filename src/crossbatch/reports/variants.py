@@ -33,6 +33,8 @@ NOT_A_CHOICE = (
     "environment", "version", "dataset", "out", "advice",
     "train.threads", "train.keep_checkpoints", "train.log_every",
 )  # fmt: skip
+# Choices that runs of earlier versions do not name, and what held then.
+ADDED_CHOICES = {"loss.mask_later": "false"}
 LABEL_KEYS = 3
 
 
@@ -72,11 +74,16 @@ def group_runs(runs: Sequence[Run]) -> list[Variant]:
     """Put the seeds of one configuration together, in the order of the tables below."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
-        options = flatten(run.config)
-        key = (run.dataset, run.model, run.sampler, tuple(sorted(options.items())))
+        key = (run.dataset, run.model, run.sampler, tuple(sorted(choices(run.config).items())))
         groups.setdefault(key, []).append(run)
-    variants = [Variant(tuple(group), flatten(group[0].config)) for group in groups.values()]
+    variants = [Variant(tuple(group), choices(group[0].config)) for group in groups.values()]
     return sorted(_with_details(variants), key=_place)
+
+
+def choices(config: Mapping[str, object]) -> dict[str, str]:
+    """Every choice by dotted key, also those that could not be made when the run was."""
+    found = flatten(config)
+    return (ADDED_CHOICES | found) if found else found
 
 
 def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
@@ -106,7 +113,10 @@ def telling_settings(variants: Sequence[Variant]) -> list[str]:
 
 
 def reference_of(variant: Variant, variants: Sequence[Variant]) -> Variant | None:
-    """The in-batch variant to compare with: same data and model, and the most similar otherwise."""
+    """The in-batch variant to compare with: same data and model, and the most similar otherwise.
+
+    One that spares later items is a method of its own, and no reference where there is another.
+    """
     same = [
         other
         for other in variants
@@ -114,7 +124,11 @@ def reference_of(variant: Variant, variants: Sequence[Variant]) -> Variant | Non
         and other.first.model == variant.first.model
         and other.first.dataset == variant.first.dataset
     ]
-    return min(same, key=lambda other: _distance(variant, other), default=None)
+    return min(same, key=lambda other: (_spares(other), _distance(variant, other)), default=None)
+
+
+def _spares(variant: Variant) -> bool:
+    return variant.options.get("loss.mask_later") == "true"
 
 
 def _distance(one: Variant, other: Variant) -> int:
