@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 USER_MISTAKE = 2
 HANGS = 120.0  # seconds after which a command that takes one has hung
+C_LIBRARY_GAVE_UP = 127  # no memory for the data of a new thread: it ends the process itself
 
 
 @pytest.fixture
@@ -163,7 +164,7 @@ def test_too_little_memory(
         more = rng.randrange(1 << 20, 200 << 20)
         limits = {"RLIMIT_AS": more}
         ended = commands.run(*jobs[job], "--out", out, limits=limits, kill_after=HANGS)
-        if ended.code > 0:
+        if ended.code > 0 and ended.code != C_LIBRARY_GAVE_UP:
             one_sentence(ended, panics=True)
         how = {0: "enough after all", USER_MISTAKE: "one sentence"}.get(ended.code, "died")
         if ended.killed:
