@@ -39,6 +39,7 @@ STRATEGIES = {
 }
 DATA = {
     "book-1m": "Amazon-Books sample",
+    "book-1m-10k": "Amazon-Books sample, 10,000 steps",
     "ml-1m": "MovieLens-1M",
     "beauty": "Amazon-Beauty",
     "electronic-1m": "Amazon-Electronics sample",
