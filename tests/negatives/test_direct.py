@@ -1,14 +1,18 @@
 """A loss with its gradients at once, against the brute force in float64."""
 
-import numpy as np
 import pytest
 import torch
 
 from crossbatch import kernels
 from crossbatch.negatives import Candidates
 from crossbatch.negatives.cross_batch import with_bank
-from crossbatch.negatives.direct import loss_and_gradients
 from crossbatch.negatives.loss import NonFiniteLossError, row_losses
+
+pytest.importorskip("numba")  # and with it NumPy
+
+import numpy as np
+
+from crossbatch.negatives.direct import loss_and_gradients
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs numba")
 
