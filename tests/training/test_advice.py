@@ -125,7 +125,7 @@ def test_a_small_catalogue_is_not_drawn_from_beyond_its_size():
     assert chosen(0.2 / 95, 1e-9, num_items=100, B=256).sampler["num_uniform"] <= 100
 
 
-def test_later_items_are_masked_where_there_are_many_and_it_fits():
+def test_later_items_are_masked_where_there_are_many():
     def of(later, masking, per_uniform=0.2 / 1000):
         facts = Facts(128, 100_000, 0.001, normalized=True, later=later)
         return choose(Costs(1.0, per_uniform, 1e-9, masking=masking), facts, 1.2)
@@ -134,9 +134,12 @@ def test_later_items_are_masked_where_there_are_many_and_it_fits():
     assert masked.loss == {"mask_later": True}
     assert masked.sampler["num_uniform"] == 256  # half of the allowance is spent
     assert "users like 0.1% of a batch's items later" in masked.reason
-    for advice in (of(0.0009, 0.1), of(0.5, 0.21)):
-        assert advice.loss == {}
-        assert advice.sampler["num_uniform"] == 512
+    few = of(0.0009, 0.1)
+    assert few.loss == {}
+    assert few.sampler["num_uniform"] == 512
+    dear = of(0.5, 0.21)
+    assert dear.loss == {"mask_later": True}
+    assert dear.sampler == {"name": "in_batch"}  # nothing is left to spend
 
 
 def test_the_share_of_later_items_is_counted(dataset, recipe, monkeypatch):

@@ -126,7 +126,7 @@ def choose(costs: Costs, facts: Facts, budget: float) -> Advice:
         budget: What a step may cost, in in-batch steps.
     """
     spare = MARGIN * (budget - 1) * costs.in_batch
-    masks = facts.later >= LATER_SHARE and costs.masking <= spare
+    masks = facts.later >= LATER_SHARE  # worth more than anything else that time can buy
     spare -= costs.masking if masks else 0.0
     uniform = {turn: (turn * spare - costs.any_uniform) / costs.per_uniform for turn in TURNS}
     cached = (spare - costs.any_cached) / costs.per_cached
