@@ -7,7 +7,7 @@
 The rule spends a fixed share of an in-batch step's time (`budget`) on further negatives, and spends
 it where our measurements say that it buys most (docs/negatives.md): on every item of the catalogue
 if they fit; else, for one normalised vector a user, on uniform items with gradient (with dot
-products or several interests they did harm), every so many steps where having any at all is what
+products or several interests they mostly did harm), every so many steps where having any at all is what
 costs; and on cached vectors only where encoding an item is too dear for that. Before any of that,
 where users like many of the batch's items, what a user came to like later is taken out of its
 negatives.
@@ -165,7 +165,7 @@ def _affordable(
     turn = next((turn for turn, count in uniform.items() if count >= B), None)
     if turn and (not facts.normalized or facts.interests > 1):
         beside = "several interests a user" if facts.normalized else "dot products"
-        choice = f"uniform items fit, but beside {beside} they did harm where we measured"
+        choice = f"uniform items fit, but beside {beside} they did harm on most sets we measured"
         return {"name": "in_batch"}, choice
     if turn:
         count = min(_rounded(uniform[turn], B, MOST_UNIFORM * B), num_items)
