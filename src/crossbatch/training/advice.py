@@ -7,9 +7,9 @@
 The rule spends a fixed share of an in-batch step's time (`budget`) on further negatives, and spends
 it where our measurements say that it buys most (docs/negatives.md): on every item of the catalogue
 if they fit; else, for one normalised vector a user, on uniform items with gradient (with dot
-products or several interests they mostly did harm), every so many steps where having any at all is what
-costs; and on cached vectors only where encoding an item is too dear for that. Before any of that,
-where users like many of the batch's items, what a user came to like later is taken out of its
+products or several interests they mostly did harm), every so many steps where having any at all is
+what costs; and on cached vectors only where encoding an item is too dear for that. Before any of
+that, where users like many of the batch's items, what a user came to like later is taken out of its
 negatives.
 """
 
