@@ -18,6 +18,7 @@ from crossbatch.reports.results import GAIN_REACH, MARKS_NOTE, gain_bars
 from crossbatch.reports.tables import TABLE_NOTE, Comparison, Estimate, Row, compare, metric_name
 from crossbatch.reproduce import published
 from crossbatch.reproduce.folder import GridFolder, Place, place_of
+from crossbatch.reproduce.groups import gain_numbers
 from crossbatch.reproduce.sheet import Sheet, run_links, write_sheet
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _record(row: Row, folder: GridFolder) -> dict[str, Any]:
         "cpu_seconds_per_1000_steps": _numbers(row.cpu_seconds_per_1000_steps),
         "convergence_minutes": _numbers(row.convergence_minutes),
         "metrics": {key: _numbers(row.metrics.get(key)) for key in METRICS},
-        "gains": {key: _gain_numbers(row.gains.get(key)) for key in GAIN_METRICS},
+        "gains": {key: gain_numbers(row.gains.get(key)) for key in GAIN_METRICS},
     }
     if folder.about.get("paper") and theirs is not None:
         record["paper"] = {key: theirs.metric(key) for key in BESIDE}
@@ -194,11 +195,3 @@ def _gain(value: Gain | None) -> str:
 
 def _numbers(value: Estimate | None) -> dict[str, float | None] | None:
     return None if value is None else {"mean": value.mean, "sd": value.spread}
-
-
-def _gain_numbers(value: Gain | None) -> dict[str, float | None] | None:
-    if value is None:
-        return None
-    # A bootstrap is not exact to more digits, and these do not depend on how sums are ordered.
-    low, high = (round(bound, 6) for bound in value.interval) if value.interval else (None, None)
-    return {"relative": value.relative, "low": low, "high": high}
