@@ -40,7 +40,7 @@ def main() -> None:
     dataset = open_dataset(options.data)
     rows: dict[str, Callable[[], Step]] = {
         f"{model} {sampler} {adam}": partial(prepared, model, sampler, adam, dataset)
-        for model, sampler, adam in product(MODELS, SAMPLERS, ("lazy", "dense"))
+        for model, sampler, adam in product(MODELS, SAMPLERS, ("lazy", "dense", "adagrad"))
     }
     rows |= {name: partial(probe, name) for name in PROBES}
     serve(rows, ("crossbatch", "torch", "numpy"))

@@ -86,6 +86,7 @@ def _target(target: Target, rows: Mapping[str, Row]) -> Document:
         "quartiles": [low, high],
         "aim": None if aim is None else ("≥ " if target.at_least else "≤ ") + f"{aim:g}",
         "met": None if aim is None else target.met(middle),
+        "otherwise": target.otherwise,
     }
 
 
@@ -156,14 +157,14 @@ def ratio_table(document: Document) -> str:
                 f"{target['value']:.3g} {target['unit']}",
                 f"{low:.3g}-{high:.3g}",
                 target["aim"] or "",
-                "" if target["met"] is None else _verdict(target["met"]),
+                _verdict(target["met"], target["otherwise"]),
             )
         )
     return "\n".join(lines)
 
 
-def _verdict(met: bool) -> str:
-    return "ok" if met else "missed"
+def _verdict(met: bool | None, otherwise: str = "missed") -> str:
+    return "" if met is None else ("ok" if met else otherwise)
 
 
 def header(*names: str) -> list[str]:

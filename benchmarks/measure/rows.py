@@ -56,6 +56,8 @@ class Run:
         for model, sampler in product(MODELS, SAMPLERS):
             label = f"{model} {sampler}"
             wanted[1][label] = f"{label} lazy"
+            if label == "youtube_dnn in_batch":
+                wanted[1][f"{label}, Adagrad"] = f"{label} adagrad"
             if model == "youtube_dnn" or sampler == "in_batch":
                 wanted[1][f"{label}, dense Adam"] = f"{label} dense"
                 if threads > 1:

@@ -60,7 +60,8 @@ def sampler_options(sampler: str, shape: Shape) -> dict[str, Any]:
 
 
 def recipe(model: str, sampler: str, shape: Shape, *, adam: str = "lazy") -> Recipe:
-    """Id and category through an MLP in the item tower."""
+    """Id and category through an MLP in the item tower; `adam` may also be `"adagrad"`."""
+    tables = {"tables": "adagrad"} if adam == "adagrad" else {"adam": adam}
     return Recipe.from_dict(
         {
             "model": {
@@ -75,9 +76,9 @@ def recipe(model: str, sampler: str, shape: Shape, *, adam: str = "lazy") -> Rec
             "train": {
                 "batch_size": shape.B,
                 "history_length": shape.L,
-                "adam": adam,
                 "device": "cpu",
-            },
+            }
+            | tables,
         }
     )
 

@@ -24,6 +24,7 @@ class Target:
         at_most: The value not to exceed, or None.
         clock: `"cpu"` or `"wall"`.
         unit: `"×"` for the ratio of the two, `"ms"` for their difference.
+        otherwise: What is said where the value is not reached.
     """
 
     above: str
@@ -32,6 +33,7 @@ class Target:
     at_most: float | None = None
     clock: str = "cpu"
     unit: str = "×"
+    otherwise: str = "missed"
 
     def met(self, value: float) -> bool:
         """Whether a measured value is good enough."""
@@ -42,13 +44,14 @@ class Target:
 
 TARGETS = (
     Target("TFRS, Adagrad", "youtube_dnn in_batch", at_least=4),
+    Target("TFRS, Adagrad", "youtube_dnn in_batch, Adagrad"),
     Target("plain PyTorch, SparseAdam", "youtube_dnn in_batch", at_least=4),
     Target("TFRS, Adam", "youtube_dnn in_batch"),
     Target("plain PyTorch, Adam", "youtube_dnn in_batch"),
     Target("torch-rechub DSSM, in-batch", "youtube_dnn in_batch", at_least=150),
     Target("pytorch-metric-learning CrossBatchMemory", "youtube_dnn cross_batch", at_least=300),
-    Target("ComiRec's step, uniform", "youtube_dnn uniform", at_least=35),
-    Target("plain PyTorch, Adam, uniform", "youtube_dnn uniform"),
+    Target("ComiRec's step, uniform", "youtube_dnn uniform"),
+    Target("plain PyTorch, Adam, uniform", "youtube_dnn uniform", at_least=35),
     Target("RecBole GRU4Rec, BPR", "gru4rec in_batch", at_least=50),
     Target("RecBole GRU4Rec, all items", "gru4rec uniform"),
     Target("torch-rechub MIND, 127 negatives", "mind in_batch", at_least=150),
@@ -60,7 +63,13 @@ TARGETS = (
         for model, sampler in product(MODELS, SAMPLERS)
     ),
     *(
-        Target(f"{model} {sampler}", f"{model} {sampler}, 2 threads", at_least=1.4, clock="wall")
+        Target(
+            f"{model} {sampler}",
+            f"{model} {sampler}, 2 threads",
+            at_least=1.4,
+            clock="wall",
+            otherwise="training takes one",
+        )
         for model, sampler in product(MODELS, SAMPLERS)
     ),
 )

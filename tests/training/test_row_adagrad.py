@@ -3,8 +3,18 @@
 import pytest
 import torch
 
+from crossbatch import kernels
 from crossbatch.models import EmbeddingTable
 from crossbatch.training.row_adagrad import RowAdagrad
+
+
+@pytest.fixture(params=["torch", "numba"], autouse=True)
+def path(request, monkeypatch):
+    """Every test holds for both ways to the same numbers."""
+    if request.param == "numba":
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setattr(kernels, "HAS_NUMBA", False)
 
 
 @pytest.mark.parametrize("padding_row", [None, 0])

@@ -12,13 +12,10 @@ from crossbatch.training.dense_adam import DenseAdam
 from crossbatch.training.distributed.sharded_table import ShardedTable
 from crossbatch.training.row_adagrad import RowAdagrad
 from crossbatch.training.row_adam import RowAdam
-from crossbatch.training.schedules import SCHEDULES
+from crossbatch.training.schedules import SCHEDULES, RateOfStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-
-RATES = 1024  # learning rates computed at once
 
 
 class Adam:
@@ -61,10 +58,8 @@ class Adam:
         def table_rate(step: Tensor) -> Tensor:
             return curve(table_lr, step, total_steps)
 
-        self.rate, self.table_rate = rate, table_rate
+        self.rate_of, self.table_rate_of = RateOfStep(rate), RateOfStep(table_rate)
         self.steps = 0
-        self._rates: list[float] = []  # of the steps from `_first` on
-        self._first = 0
         self.sharded = {
             name: part for name, part in model.named_modules() if isinstance(part, ShardedTable)
         }
@@ -87,25 +82,17 @@ class Adam:
     def step(self) -> float:
         """Update everything that has a gradient, clear the gradients, return the rate used."""
         self.steps += 1
-        lr = self._lr(self.steps)
+        lr = self.rate_of(self.steps)
         for group in self.dense:
             group.step(lr)
         for table in self.tables.values():
             table.step()
         return lr
 
-    def _lr(self, step: int) -> float:
-        """The rate of a step; many at once, for one costs as much."""
-        if not self._first <= step < self._first + len(self._rates):
-            steps = torch.arange(step, step + RATES, dtype=torch.float64)
-            self._first, self._rates = step, self.rate(steps).tolist()
-        return self._rates[step - self._first]
-
     def before_backward(self) -> None:
         """Give the tables that learn in the backward pass the rate of the step to come."""
         for table in self.sharded.values():
-            step = torch.tensor(self.steps + 1.0, dtype=torch.float64)
-            table.set_rate(float(self.table_rate(step)))
+            table.set_rate(self.table_rate_of(self.steps + 1))
 
     def parameters(self) -> list[nn.Parameter]:
         """What is updated by torch, not by rows."""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from crossbatch.training.row_adam import add_up
-from crossbatch.training.row_reads import RowReads
+from crossbatch.models.pass_parts import Arrays
+from crossbatch.training.row_sums import CompiledSums, RowReads, add_up
+from crossbatch.training.schedules import RateOfStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,14 +36,23 @@ class RowAdagrad(RowReads):
     Args:
         table: The table to look after; it is told so (`table.keeper`).
         rate: Learning rates `[*]` of steps `[*]` (floating point, counted from 1).
+        compiled: As in `RowAdam`.
     """
 
-    def __init__(self, table: EmbeddingTable, rate: Callable[[Tensor], Tensor]) -> None:
-        self.table, self.rate = table, rate
+    def __init__(
+        self,
+        table: EmbeddingTable,
+        rate: Callable[[Tensor], Tensor],
+        *,
+        compiled: bool | None = None,
+    ) -> None:
+        self.table, self.rate_of = table, RateOfStep(rate)
         self.steps = 0
         self.reads: list[Read] = []  # since the last step
         weight = table.weight.detach()
         self.squares = weight.new_zeros(weight.shape[0])  # s: [R]
+        self._sums = CompiledSums.of(table, compiled=compiled)
+        self._arrays = Arrays([table.weight, self.squares])
         table.keeper = self
 
     def before_read(self, ids: Tensor) -> None:
@@ -59,10 +69,14 @@ class RowAdagrad(RowReads):
         found = self.take_gradients()
         if not found:
             return
+        lr = self.rate_of(self.steps)
+        if sums := self._sums:
+            places = (sums(found), sums.rows, sums.totals, sums.slots)
+            sums.kernels.adagrad(*places, *self._arrays(), lr, EPS)
+            return
         rows, gradient = add_up(found, self.table.padding_row)
         squares = self.squares[rows] + gradient.square().mean(dim=1)
         self.squares[rows] = squares
-        lr = float(self.rate(torch.tensor(float(self.steps), dtype=torch.float64)))
         self.table.weight.data[rows] -= lr * gradient / (squares.sqrt() + EPS).unsqueeze(1)
 
     def flush(self) -> None:

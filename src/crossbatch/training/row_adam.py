@@ -23,16 +23,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from crossbatch.kernels.pages import on_large_pages
-from crossbatch.training.row_reads import RowReads
+from crossbatch.models.pass_parts import Arrays
+from crossbatch.training.row_sums import CompiledSums, RowReads, add_up
 from crossbatch.training.skipped_steps import POWERS, SkippedSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from torch import Tensor
 
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 # From this step on the expansion around b̄ is exact to float rounding.
 FIRST_FLAT_STEP = 500
 SMALL = 0.01  # a series of four terms in r/b is exact to float rounding below this
-NO_BAGS = np.empty(0, dtype=np.int64)
 
 
 class RowAdam(RowReads):
@@ -73,7 +71,7 @@ class RowAdam(RowReads):
     ) -> None:
         if semantics not in ("dense", "lazy"):
             raise ValueError(f"semantics must be 'dense' or 'lazy', got {semantics!r}")
-        self.table, self.rate = table, rate
+        self.table = table
         self.dense = semantics == "dense"
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         weight = table.weight.detach()
@@ -86,12 +84,8 @@ class RowAdam(RowReads):
         self.touched = torch.zeros(weight.shape[0], dtype=torch.int32, device=weight.device)
         self._skipped = SkippedSteps(rate, betas)
         self.reads: list[Read] = []  # since the last step
-        self._kernels = _kernels(weight, compiled)
-        if self._kernels:
-            self._slots = np.full(weight.shape[0], -1, dtype=np.int32)
-            self._rows, self._totals = NO_BAGS, np.empty((0, 0), dtype=np.float32)
-            self._views: tuple[np.ndarray, ...] = ()
-            self._address = -1  # of the weights in `_views`
+        self._sums = CompiledSums.of(table, compiled=compiled)
+        self._arrays = Arrays([table.weight, self.first, self.second, self.touched])
         table.keeper = self
 
     def before_read(self, ids: Tensor) -> None:
@@ -109,8 +103,8 @@ class RowAdam(RowReads):
         """Apply the gradients of all reads since the last step to the rows that were read."""
         self.steps += 1
         found = self.take_gradients()
-        if found and self._kernels:
-            self._update_compiled(self._kernels, found)
+        if found and self._sums:
+            self._update_compiled(self._sums, found)
         elif found:
             with torch.no_grad():
                 self._update(*add_up(found, self.table.padding_row))
@@ -134,21 +128,12 @@ class RowAdam(RowReads):
         )
         self.touched[rows] = step
 
-    def _update_compiled(self, kernels: ModuleType, found: list[tuple[Read, Tensor]]) -> None:
+    def _update_compiled(self, sums: CompiledSums, found: list[tuple[Read, Tensor]]) -> None:
         """`add_up` and `_update` in two passes over what was read."""
-        step = self.steps
+        step, count = self.steps, sums(found)
         self._skipped.reach(step)
-        self._make_room(sum([read.ids.shape[0] for read, _ in found]))
-        padding = -1 if self.table.padding_row is None else self.table.padding_row
-        places, count = (padding, self._slots, self._rows, self._totals), 0
-        for read, gradient in found:
-            ids, values, first = read.ids.numpy(), gradient.contiguous().numpy(), read.columns.start
-            bags, per_bag = (
-                (NO_BAGS, read.bags) if isinstance(read.bags, int) else (read.bags.numpy(), 1)
-            )
-            count, _ = kernels.add_up(ids, bags, per_bag, values, first or 0, *places, count)
-        arrays, rates = self._arrays(), self._rates(step)
-        kernels.adam(count, self._rows, self._totals, self._slots, *arrays, step, rates)
+        places = (count, sums.rows, sums.totals, sums.slots)
+        sums.kernels.adam(*places, *self._arrays(), step, self._rates(step))
 
     def _rates(self, step: int) -> tuple[float, ...]:
         """What `row_kernels.adam` is to know of a step."""
@@ -156,20 +141,6 @@ class RowAdam(RowReads):
         alpha, h = self._skipped.alpha.item(step), self._skipped.h.item(step)
         shrink = self._shrink(step) if self.weight_decay else 1.0
         return alpha, 1 - beta1, beta2, 1 - beta2, h, self.eps, shrink
-
-    def _make_room(self, num_ids: int) -> None:
-        if len(self._rows) < num_ids:
-            self._rows = np.empty(2 * num_ids, dtype=np.int64)
-            self._totals = np.empty((2 * num_ids, self.first.shape[1]), dtype=np.float32)
-
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        """w, m, v and the last steps as arrays over the same memory."""
-        weight = self.table.weight
-        if weight.data_ptr() != self._address:  # somebody gave the table other memory
-            tensors = (weight.detach(), self.first, self.second, self.touched)
-            self._views = tuple(tensor.numpy() for tensor in tensors)
-            self._address = weight.data_ptr()
-        return self._views
 
     def _shrink(self, step: int) -> float:
         """The factor of decoupled weight decay, 1 − lr·decay."""
@@ -180,10 +151,10 @@ class RowAdam(RowReads):
     def catch_up(self, ids: Tensor) -> None:
         """Bring the rows of `ids` `[n]` to the current step, as if every step had moved them."""
         step = self.steps
-        if self._kernels:
+        if self._sums:
             self._skipped.reach(step)
             tables = self._skipped
-            self._kernels.catch_up(
+            self._sums.kernels.catch_up(
                 ids.numpy(), *self._arrays(), step, tables.sums, tables.decay, self.betas[1],
                 self.eps, FIRST_FLAT_STEP,
             )  # fmt: skip
@@ -264,27 +235,6 @@ class RowAdam(RowReads):
         return total
 
 
-def add_up(found: list[tuple[Read, Tensor]], padding_row: int | None) -> tuple[Tensor, Tensor]:
-    """Distinct rows `[n]` of reads and the sum of their gradients `[n, d]`."""
-    ids = torch.cat([read.ids for read, _ in found])
-    gradients = torch.cat(
-        [_of_each_id(read, gradient[:, read.columns]) for read, gradient in found]
-    )
-    if padding_row is not None:
-        real = (ids != padding_row).nonzero().squeeze(1)
-        ids, gradients = ids[real], gradients.index_select(0, real)
-    rows, where = ids.unique(return_inverse=True)
-    total = gradients.new_zeros(rows.shape[0], gradients.shape[1])
-    return rows, total.index_add_(0, where, gradients)
-
-
-def _of_each_id(read: Read, gradient: Tensor) -> Tensor:
-    """Gradients `[n, d]` of the rows that went into sums with gradients `[m, d]`."""
-    if isinstance(read.bags, int):
-        return gradient if read.bags == 1 else gradient.repeat_interleave(read.bags, dim=0)
-    return gradient.index_select(0, read.bags)
-
-
 def _around_the_mean(M: dict[int, Tensor], second: Tensor, eps: float) -> Tensor:
     """Σ a/(b + r) / √v by its expansion around b̄."""
     mean = M[1] / M[0].clamp(min=1e-300)
@@ -305,17 +255,3 @@ def _in_powers_of_r(M: dict[int, Tensor], second: Tensor, eps: float) -> Tensor:
     r = eps / root
     i1, i2, i3, i4 = (M[-k].to(second.dtype) for k in (1, 2, 3, 4))
     return (i1 - r * (i2 - r * (i3 - r * i4))) / root
-
-
-def _kernels(weight: Tensor, compiled: bool | None) -> ModuleType | None:
-    """The numba kernels, or None where they cannot be used."""
-    possible = weight.device.type == "cpu" and weight.dtype == torch.float32
-    if compiled is False or (compiled is None and not possible):
-        return None
-    try:
-        from crossbatch.training import row_kernels
-    except ImportError:
-        if compiled:
-            raise
-        return None
-    return row_kernels

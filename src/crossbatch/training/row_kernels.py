@@ -149,6 +149,46 @@ def adam(
         move(w[row], m[row], v[row], totals[n], rates)
 
 
+@njit(cache=True, error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)
+def adagrad(
+    count: int,
+    rows: Array,
+    totals: Array,
+    slots: Array,
+    w: Array,
+    squares: Array,
+    lr: float,
+    eps: float,
+) -> None:
+    """One step of row-wise Adagrad; their slots are free afterwards.
+
+    Args:
+        count: As in `adam`.
+        rows: As in `adam`.
+        totals: As in `adam`.
+        slots: As in `add_up`.
+        w: Weights.
+        squares: `[R]` sums of mean squares.
+        lr: Learning rate.
+        eps: ε.
+    """
+    sums, d = squares.reshape(1, -1), w.shape[1]
+    for n in range(count):
+        if n + AHEAD < count:
+            for k in range(0, d, LINE):
+                prefetch_line(w, rows[n + AHEAD], k)
+            prefetch_line(sums, 0, rows[n + AHEAD])
+        row, g = rows[n], totals[n]
+        slots[row] = -1
+        square = np.float32(0)
+        for k in range(d):
+            square += g[k] * g[k]
+        squares[row] += square / np.float32(d)
+        rate, weight = np.float32(lr) / (np.sqrt(squares[row]) + np.float32(eps)), w[row]
+        for k in range(d):
+            weight[k] -= rate * g[k]
+
+
 @compiled
 def catch_up(
     ids: Array,

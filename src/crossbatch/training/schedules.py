@@ -33,3 +33,24 @@ SCHEDULES: dict[str, Schedule] = {
     "cosine": cosine,
     "exponential": exponential,
 }
+
+RATES = 1024  # computed at once: one costs as much
+
+
+class RateOfStep:
+    """Rates of single steps as numbers.
+
+    Args:
+        rate: Learning rates `[*]` of steps `[*]` (floating point, counted from 1).
+    """
+
+    def __init__(self, rate: Callable[[Tensor], Tensor]) -> None:
+        self.rate = rate
+        self._first, self._rates = 0, [0.0]  # of the steps from `_first` on
+
+    def __call__(self, step: int) -> float:
+        """The rate of a step."""
+        if not self._first <= step < self._first + len(self._rates):
+            steps = torch.arange(step, step + RATES, dtype=torch.float64)
+            self._first, self._rates = step, self.rate(steps).tolist()
+        return self._rates[step - self._first]

@@ -13,7 +13,7 @@ from crossbatch.training.distributed.ranks import Ranks
 from crossbatch.training.distributed.reads import share_reads
 from crossbatch.training.distributed.trainer import share_gradients
 from crossbatch.training.outcome import evaluate_split
-from crossbatch.training.row_adam import add_up
+from crossbatch.training.row_sums import add_up
 
 BANK = {"name": "cross_batch", "capacity": 70, "warmup_steps": 1}
 BALANCED = BANK | {"item_gradient": "balanced"}
