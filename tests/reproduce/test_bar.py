@@ -129,5 +129,5 @@ def test_more_than_one_per_cent_below_is_a_miss(folder):
 
 
 def test_nothing_to_judge_is_said(folder):
-    with pytest.raises(DataError, match="no run of auto or drift_limited"):
+    with pytest.raises(DataError, match="no run of auto or of a drift rule"):
         write_bar(folder({("in_batch", None): (0.2, 0.5)}))

@@ -13,6 +13,7 @@ Three questions, each answered by a rule that test users have no say in:
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import DataError
@@ -59,10 +60,14 @@ def write_bar(folder: GridFolder) -> list[Path]:
     groups, gains = groups_of(runs), Gains(runs, METRICS)
     models = list(dict.fromkeys(group.model for group in groups))
     judged = [row for model in models if (row := judge(model, groups, gains))]
-    limited = [row for model in models if (row := drift_rule.judge_drift(model, groups, gains))]
+    limited = [
+        row
+        for model, rule in product(models, drift_rule.RULES)
+        if (row := drift_rule.judge_drift(model, rule, groups, gains))
+    ]
     if not judged and not limited:
         raise DataError(
-            f"{folder.path / 'runs'} holds no run of auto or drift_limited beside its rivals; "
+            f"{folder.path / 'runs'} holds no run of auto or of a drift rule beside its rivals; "
             "train some with --data and --samplers"
         )
     parts = []

@@ -1,6 +1,6 @@
 """Is a bank that is read as far as it is fresh as good as the best fixed size?
 
-The rule (`DRIFT_RULE` in `design`) was fixed before its runs. The best fixed size is chosen on
+The rules (`DRIFT_RULES` in `design`) were fixed before their runs. The best fixed size is chosen on
 validation users; the best one by test score stands beside it.
 """
 
@@ -27,18 +27,22 @@ if TYPE_CHECKING:
     from crossbatch.reproduce.groups import Group
 
 METRIC, CLOSE = "ndcg@50", 0.01
+RULES = {"drift_limited": "drift-limited", "safe_bank": "safe"}
 NOTE = (
-    "The rule was fixed before its runs: a balanced bank of 79 batches, no warm-up, read as far as "
-    "its rows are on average at most 0.1 of their length away from where they would be now. Fixed "
-    "sizes are those of the same strategy; 0 is in-batch. *Within* asks for at most 1 % below the "
-    "size that validation users would have chosen."
+    "The rules were fixed before their runs: a balanced bank of 79 batches (*drift-limited*), or "
+    "of 16 as `auto` takes it (*safe*), no warm-up, read as far as its rows are on average at most "
+    "0.1 of their length away from where they would be now. Fixed sizes are those of the same "
+    "strategy; 0 is in-batch. *Within* asks for at most 1 % below the size that validation "
+    "users would have chosen."
 )
 
 
-def judge_drift(model: str, groups: Sequence[Group], gains: Gains) -> dict[str, Any] | None:
-    """The drift rule against fixed sizes of the same bank; size 0 is in-batch."""
+def judge_drift(
+    model: str, rule: str, groups: Sequence[Group], gains: Gains
+) -> dict[str, Any] | None:
+    """A drift rule against fixed sizes of the same bank; size 0 is in-batch."""
     mine = [group for group in groups if group.model == model]
-    limited = next((group for group in mine if group.strategy == "drift_limited"), None)
+    limited = next((group for group in mine if group.strategy == rule), None)
     fixed = [group for group in mine if group.strategy in ("in_batch", "balanced")]
     if limited is None or not any(group.strategy == "balanced" for group in fixed):
         return None
@@ -50,7 +54,7 @@ def judge_drift(model: str, groups: Sequence[Group], gains: Gains) -> dict[str, 
     found = gains.over(with_seeds(best, seeds), with_seeds(limited, seeds)).get(METRIC)
     beside = gains.over(with_seeds(lucky, seeds), with_seeds(limited, seeds)).get(METRIC)
     return {
-        "judged": "drift_limited",
+        "judged": rule,
         "model": model,
         "metric": METRIC,
         "seeds": sorted(seed for seed in seeds if seed is not None),
@@ -58,7 +62,7 @@ def judge_drift(model: str, groups: Sequence[Group], gains: Gains) -> dict[str, 
         "best": _size(best),
         "best_on_test": _size(lucky),
         "test": {
-            "drift_limited": limited.mean(METRIC, "test", seeds),
+            "rule": limited.mean(METRIC, "test", seeds),
             "best": best.mean(METRIC, "test", seeds),
             "best_on_test": lucky.mean(METRIC, "test", seeds),
         },
@@ -70,15 +74,16 @@ def judge_drift(model: str, groups: Sequence[Group], gains: Gains) -> dict[str, 
 def drift_table(limited: Sequence[Mapping[str, Any]]) -> str:
     """A line for each model."""
     name = metric_name(METRIC)
-    heads = ["Model", "Seeds", "Best fixed M", f"{name} at it", f"{name} by the rule"]
+    heads = ["Model", "Rule", "Seeds", "Best fixed M", f"{name} at it", f"{name} by the rule"]
     heads += ["Gain", "Within 1 %", "Best M on test", "Gain over that"]
     lines = [
         [
             model_cell(row["model"]),
+            RULES[row["judged"]],
             str(len(row["seeds"])),
             str(row["best"]),
             percent_cell(row["test"]["best"]),
-            percent_cell(row["test"]["drift_limited"]),
+            percent_cell(row["test"]["rule"]),
             gain_cell(row["gains"]["best"]),
             "yes" if row["within"] else "**no**",
             str(row["best_on_test"]),

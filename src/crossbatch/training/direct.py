@@ -2,8 +2,8 @@
 
 The loss gives its gradients along with its value, and each tower brings the one it is given to its
 weights, so that no graph is built between them. Losses and gradients are those of `Trainer`, which
-is what to read to understand the step; `tests/training/test_reference.py` holds the two together for
-every model and sampler.
+is what to read to understand the step; `tests/training/test_reference.py` holds the two together
+for every model and sampler.
 """
 
 from __future__ import annotations
