@@ -26,7 +26,7 @@ KERNELS = {
     "windows_kernel",
 }
 # Files that hand arrays to them; imported by training alone.
-AROUND_KERNELS = {"direct", "pass_parts", "passes", "sequence_passes"}
+AROUND_KERNELS = {"content_passes", "direct", "pass_parts", "passes", "sequence_passes"}
 # Packages of ours that each package may import, besides itself.
 MAY_IMPORT = {
     "kernels": set(),

@@ -63,7 +63,7 @@ def backward(
         keep: Factor of what the gradients of the parameters held, 0 or 1.
         grad_weights: Of each layer, written.
         grad_biases: Of each layer, written.
-        grad_x: `[n, in]`, written.
+        grad_x: `[n, in]`, written; or without rows where nobody asks for it.
     """
     if last_relu:
         grad = grad.copy()
@@ -79,7 +79,7 @@ def backward(
             product(grad, weights[i], below, 0)
             _through_relu(below, source)
             grad = below
-        else:
+        elif grad_x.shape[0] > 0:
             product(grad, weights[0], grad_x, 0)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Array = np.ndarray
 
 NOTHING = np.empty(0, dtype=np.float32)
+NO_ROWS = np.empty((0, 0), dtype=np.float32)
+FIRST = np.zeros(1, dtype=np.int64)  # the one table of a history starts at the first column
 
 
 class HistoryReader:
@@ -62,7 +64,7 @@ class HistoryReader:
         """Rows `[P, d]`."""
         keeper_of(self.table).before_read(ids)
         rows = np.empty((len(ids), self.table.dim), dtype=np.float32)
-        self._rows.gather(self.weight(), ids.numpy()[None], rows)
+        self._rows.gather(self.weight(), ids.numpy()[None], FIRST, rows)
         return rows
 
     def give_back(self, ids: Tensor, gradient: Array) -> None:
@@ -81,12 +83,15 @@ class Ending:
     Args:
         layers: Or None for none.
         normalize: As in `TwoTower`.
+        to_input: Whether the way back goes on to the input; what is fixed needs no gradient.
     """
 
-    def __init__(self, layers: MLP | None, normalize: bool) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module] | MLP | None, normalize: bool, *, to_input: bool = True
+    ) -> None:
         from . import layers_kernel, rows_kernel
 
-        self.normalize = normalize
+        self.normalize, self.to_input = normalize, to_input
         linear = [layer for layer in layers or () if isinstance(layer, nn.Linear)]
         self.last_relu = layers is not None and not isinstance(layers[-1], nn.Linear)
         parameters = [*(layer.weight for layer in linear), *(layer.bias for layer in linear)]
@@ -117,7 +122,7 @@ class Ending:
     def _through_layers(
         self, gradient: Array, x: Array, weights: tuple[Array, ...], outputs: tuple[Array, ...]
     ) -> Array:
-        of_x = np.empty_like(x)
+        of_x = np.empty_like(x) if self.to_input else NO_ROWS
 
         def compute(keep: float, *arrays: Array) -> None:
             of_weights, of_biases = arrays[: len(weights)], arrays[len(weights) :]

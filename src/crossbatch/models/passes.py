@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .content_passes import CONTENT_PASSES
 from .embedding import EmbeddingTable, Read
+from .features import CategoricalEncoder
 from .item_tower import ItemTower
 from .pass_parts import Arrays, Ending, HistoryReader, keeper_of, trainable
 from .youtube_dnn import YouTubeDNN
@@ -24,6 +26,7 @@ from .youtube_dnn import YouTubeDNN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .content_passes import ContentPass
     from .two_tower import TwoTower
 
     Array = np.ndarray
@@ -74,7 +77,7 @@ class GraphPass:
 
 
 class ItemsPass:
-    """Ids and categories through the layers of an `ItemTower`.
+    """Ids and content through the layers of an `ItemTower`.
 
     Args:
         model: One that `fits`.
@@ -84,44 +87,79 @@ class ItemsPass:
         from . import rows_kernel
 
         tower = cast("ItemTower", model.item_tower)
-        categories = tower._categories
-        tables = [cast("EmbeddingTable", tower.table), *(part.embedding for part in categories)]
-        stops = np.cumsum([table.dim for table in tables]).tolist()
-        self.tables, self.width = tables, stops[-1]
-        self.columns = list(map(slice, [0, *stops[:-1]], stops))  # of each table
-        self.weights = Arrays([table.weight for table in tables])
-        self.values = [part.table.values.numpy() for part in categories]
+        self.tables: list[EmbeddingTable] = []  # ids and categories, which are read together
+        self.values: list[Array | None] = []  # the rows of each by item; None: the ids themselves
+        self.columns: list[slice] = []  # of each table
+        self.others: list[tuple[slice, ContentPass]] = []
+        self.width = 0
+        if isinstance(tower.table, EmbeddingTable):
+            self._add_table(tower.table, None)
+        for encoder in tower.content.encoders if tower.content else ():
+            if isinstance(encoder, CategoricalEncoder):
+                self._add_table(encoder.embedding, encoder.table.values.numpy())
+            else:
+                columns = self._next_columns(cast("int", encoder.dim))
+                self.others.append((columns, CONTENT_PASSES[type(encoder)](encoder)))
+        self.weights = Arrays([table.weight for table in self.tables])
+        self.firsts = np.array([columns.start for columns in self.columns], dtype=np.int64)
         self.ending = Ending(tower.layers, model.normalize)
         self._rows = rows_kernel
 
+    def _add_table(self, table: EmbeddingTable, values: Array | None) -> None:
+        self.tables.append(table)
+        self.values.append(values)
+        self.columns.append(self._next_columns(table.dim))
+
+    def _next_columns(self, dim: int) -> slice:
+        self.width += dim
+        return slice(self.width - dim, self.width)
+
     @staticmethod
     def fits(model: TwoTower) -> bool:
-        """Whether items are rows of tables side by side and no further content."""
+        """Whether items are ids and content of the usual kinds, the ids' table being kept here."""
         tower = model.item_tower
-        if not isinstance(tower, ItemTower) or not isinstance(tower.table, EmbeddingTable):
+        if not isinstance(tower, ItemTower) or not trainable(tower):
             return False
-        return bool(tower.content is None or tower._categories) and trainable(tower)
+        encoders = tower.content.encoders if tower.content else ()
+        usual = all(type(e) is CategoricalEncoder or type(e) in CONTENT_PASSES for e in encoders)
+        return usual and (tower.table is None or isinstance(tower.table, EmbeddingTable))
 
     def __call__(self, item_ids: Tensor) -> tuple[Tensor, Backward]:
         """Vectors `[N, d]` of items `[N]`."""
-        ids = item_ids.numpy()
-        found = np.empty((len(self.tables), len(ids)), dtype=np.int64)  # the rows of each table
-        found[0] = ids
-        for values, own in zip(self.values, found[1:], strict=True):
-            self._rows.gather_values(values, ids, own)
-        rows_of = [torch.from_numpy(rows) for rows in found]
-        for table, rows in zip(self.tables, rows_of, strict=True):
-            keeper_of(table).before_read(rows)
-        joined = np.empty((len(ids), self.width), dtype=np.float32)
-        self._rows.gather(self.weights(), found, joined)
+        joined = np.empty((len(item_ids), self.width), dtype=np.float32)
+        rows_of = self._read(item_ids, joined)
+        ways_back = []
+        for columns, content in self.others:
+            joined[:, columns], way_back = content(item_ids)
+            ways_back.append((columns, way_back))
         vectors, back = self.ending(joined)
 
         def backward(gradient: Array) -> None:
-            leaf = torch.from_numpy(back(gradient))
+            whole = back(gradient)
+            leaf = torch.from_numpy(whole)
             for table, rows, columns in zip(self.tables, rows_of, self.columns, strict=True):
                 keeper_of(table).after_read(Read(rows, 1, leaf, columns, given=True))
+            for columns, way_back in ways_back:
+                way_back(whole[:, columns].copy())
 
         return torch.from_numpy(vectors), backward
+
+    def _read(self, item_ids: Tensor, joined: Array) -> list[Tensor]:
+        """Rows of the tables into their columns of `joined`; which rows, for each table."""
+        if not self.tables:
+            return []
+        ids = item_ids.numpy()
+        found = np.empty((len(self.tables), len(ids)), dtype=np.int64)
+        for values, own in zip(self.values, found, strict=True):
+            if values is None:
+                own[:] = ids
+            else:
+                self._rows.gather_values(values, ids, own)
+        rows_of = [torch.from_numpy(rows) for rows in found]
+        for table, rows in zip(self.tables, rows_of, strict=True):
+            keeper_of(table).before_read(rows)
+        self._rows.gather(self.weights(), found, self.firsts, joined)
+        return rows_of
 
 
 class UsersPass:

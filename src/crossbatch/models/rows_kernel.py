@@ -22,23 +22,22 @@ TINY = 1e-8  # a vector that is shorter has no direction
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def gather(tables: tuple[Array, ...], ids: Array, out: Array) -> None:
+def gather(tables: tuple[Array, ...], ids: Array, firsts: Array, out: Array) -> None:
     """Copy rows of `tables` `[R_i, d_i]` next to each other.
 
     Args:
         tables: One or more.
         ids: `[tables, n]`.
-        out: `[n, Σ d_i]`, written.
+        firsts: `[tables]` first column of each in `out`.
+        out: `[n, >= Σ d_i]`, written there.
     """
-    first = 0
     for i in range(len(tables)):
-        table, rows = tables[i], ids[i]
+        table, rows, first = tables[i], ids[i], firsts[i]
         for n in range(rows.shape[0]):
             if n + AHEAD < rows.shape[0]:
                 for k in range(0, table.shape[1], LINE):
                     prefetch_line(table, rows[n + AHEAD], k)
             copy(table[rows[n]], out[n, first : first + table.shape[1]])
-        first += table.shape[1]
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
@@ -75,6 +74,49 @@ def mean_rows(table: Array, ids: Array, out: Array, share: Array) -> None:
         share[b] = np.float32(1) / np.float32(max(size, 1))
         for k in range(d):
             total[k] *= share[b]
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def bags_of(values: Array, offsets: Array, ids: Array) -> tuple[Array, Array]:
+    """The values of all of `ids` `[n]`, one after the other, and whose each is. Both int64 `[m]`.
+
+    Args:
+        values: Integers of any width; row r owns those from `offsets[r]` to `offsets[r + 1]`.
+        offsets: `[R + 1]`.
+        ids: Rows.
+    """
+    size = 0
+    for row in ids:
+        size += offsets[row + 1] - offsets[row]
+    found, bags = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+    place = 0
+    for n in range(ids.shape[0]):
+        for k in range(offsets[ids[n]], offsets[ids[n] + 1]):
+            found[place], bags[place] = values[k], n
+            place += 1
+    return found, bags
+
+
+@njit(cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)
+def mean_bags(table: Array, rows: Array, bags: Array, out: Array, share: Array) -> None:
+    """The mean of the rows of each bag.
+
+    Args:
+        table: `[R, d]`.
+        rows: `[m]`, bag after bag.
+        bags: `[m]` of each row.
+        out: `[n, d]`, written; zeros for an empty bag.
+        share: `[n]`, written: what one row counts in its mean.
+    """
+    out[:], share[:] = 0, 0
+    for i in range(rows.shape[0]):
+        row, total = table[rows[i]], out[bags[i]]
+        share[bags[i]] += 1
+        for k in range(total.shape[0]):
+            total[k] += row[k]
+    for n in range(share.shape[0]):
+        share[n] = np.float32(1) / max(share[n], np.float32(1))
+    scale_rows(out, share)
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
