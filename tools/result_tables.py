@@ -34,11 +34,13 @@ STRATEGIES = {
     "balanced": "Cross-batch, balanced",
     "auto": "**Auto**",
     "full": "Full softmax",
-    "drift_limited": "Cross-batch, drift-limited",
-    "safe_bank": "Cross-batch, safe",
     "spared": "In-batch, later items spared",
 }
-RULES = {"drift_limited": "10,112 rows", "safe_bank": "2,048 rows"}
+RULES = {
+    "drift_limited": "10,112 rows",
+    "safe_bank": "2,048 rows",
+    "sized_bank": "10,112 rows, no repeats",
+}
 DATA = {
     "book-1m": "Amazon-Books sample",
     "book-1m-10k": "Amazon-Books sample, 10,000 steps",

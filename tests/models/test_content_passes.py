@@ -82,6 +82,33 @@ def test_content_has_the_vectors_and_gradients_of_autograd(names, hidden, has_id
         torch.testing.assert_close(found[name], truth, rtol=1e-4, atol=1e-6, msg=name)
 
 
+@pytest.mark.parametrize("part", ["item_tower", "item_tower.content.encoders.0"])
+@pytest.mark.parametrize("how", ["hook", "forward"])
+def test_who_listens_in_is_heard(part, how):
+    model = model_of(["tags"])
+    Adam(model)
+    heard, module = [], model.get_submodule(part)
+    if how == "hook":
+        module.register_forward_hook(lambda *_: heard.append(1))
+    else:
+        own = module.forward
+        module.forward = lambda ids: heard.append(1) or own(ids)
+    items_pass(model)(torch.tensor([1, 2]))
+    assert heard == [1]
+
+
+def test_a_tower_derived_from_ours_keeps_what_it_does():
+    class Doubled(ItemTower):
+        def forward(self, ids):
+            return 2 * super().forward(ids)
+
+    model = TwoTower(Doubled(ITEMS, 8), YouTubeDNN(8))
+    Adam(model)
+    ids = torch.tensor([1, 2])
+    vectors, _ = items_pass(model)(ids)
+    torch.testing.assert_close(vectors, 2 * model.item_tower.table.weight[ids].detach())
+
+
 def test_an_encoder_of_somebody_else_goes_through_autograd():
     class Doubled(MultiValuedEncoder):
         def forward(self, ids):

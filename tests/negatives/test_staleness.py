@@ -103,6 +103,18 @@ def test_the_sampler_reads_the_newest_rows_as_vectors_settle():
     assert drawn(sampler(), speeds)[29] == 11 * B  # without the option the whole bank is read
 
 
+def test_a_bank_is_read_until_it_repeats_itself():
+    at_rest = [0.0] * 40
+    assert drawn(sampler(max_repeats=3.0), at_rest)[-1] == 4 * B  # B equally likely items
+    assert drawn(sampler(max_repeats=99.0), at_rest)[-1] == 11 * B  # more than the bank has
+    assert drawn(sampler(max_repeats=3.0, max_staleness=0.1), [0.5] * 40)[-1] < 2 * B
+    counts = torch.tensor([7.0, 3.0, 1.0] + [0.0] * B)  # q = 3/4, 1/4: 1.6 equally likely items
+    one_sided = CrossBatchSampler(Corpus(counts, dim=2), capacity=99, max_repeats=10.0)
+    assert one_sided.max_rows == 16
+    with pytest.raises(ValueError, match=r"max_repeats must not be negative \(0 is off\), got -1"):
+        sampler(max_repeats=-1.0)
+
+
 def test_a_resumed_sampler_reads_as_much_as_an_unbroken_one():
     whole, broken = sampler(max_staleness=0.05), sampler(max_staleness=0.05)
     drawn(whole, [0.01] * 40)

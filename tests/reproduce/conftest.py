@@ -49,7 +49,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "cross_batch": {"name": "cross_batch", "item_gradient": "paper", "warmup_steps": 100},
     "balanced": {"name": "cross_batch", "item_gradient": "balanced", "warmup_steps": 100},
     "drift_limited": {"name": "cross_batch", "item_gradient": "balanced", "max_staleness": 0.1},
-    "safe_bank": {"name": "cross_batch", "item_gradient": "balanced", "guard": True},
+    "sized_bank": {"name": "cross_batch", "item_gradient": "balanced", "max_repeats": 1.0},
     "full": {"name": "uniform", "num_negatives": 20},
     "auto": {"name": "auto", "budget": 1.2},
 }

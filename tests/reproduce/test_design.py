@@ -107,8 +107,8 @@ def test_no_recipe_changes_the_ceiling_or_the_drift_rule(sampler):
         "name": "cross_batch", "capacity": 10112, "item_gradient": "balanced",
         "warmup_steps": 0, "max_staleness": 0.1,
     }  # fmt: skip
-    safe = design.cell("mind", "safe_bank", 0).recipe.sampler
-    assert safe == {"name": "cross_batch", "capacity": advice.MOST_CACHED * 128} | advice.SAFE_BANK
+    sized = design.cell("mind", "sized_bank", 0).recipe.sampler
+    assert sized == {"name": "cross_batch", "capacity": 10112} | advice.SAFE_BANK
 
 
 def test_the_base_recipes_own_bank_is_the_usual_one():

@@ -182,7 +182,7 @@ def test_a_part_of_a_grid_gives_a_part_of_the_table(make_cell, tmp_path):
 
 
 def test_what_others_are_measured_by_is_not_in_the_table(make_cell, tmp_path):
-    for strategy in ("in_batch", "uniform", "full", "drift_limited", "safe_bank"):
+    for strategy in ("in_batch", "uniform", "full", "drift_limited", "sized_bank"):
         make_cell("mind", strategy, 0, np.full(10, 0.2))
     folder = GridFolder(tmp_path / "grid")
     write_table1(folder)

@@ -47,7 +47,7 @@ class HistoryReader:
     def fits(model: TwoTower) -> bool:
         """Whether a history is rows of the id table, and a user nothing but a history."""
         table = getattr(model.item_tower, "table", None)
-        plain = isinstance(table, EmbeddingTable) and model.profile is None
+        plain = type(table) is EmbeddingTable and model.profile is None
         return plain and model.history == "id" and trainable(model)
 
     def by_history(self, history: Tensor) -> tuple[Tensor, Array, Tensor]:
@@ -198,14 +198,21 @@ class Arrays:
 
 
 def trainable(module: nn.Module) -> bool:
-    """Whether every weight is float32 on a CPU and learns, tables by rows."""
+    """Whether all weights are float32 on a CPU and learn, tables by rows, and nobody listens in."""
     tables = [part for part in module.modules() if isinstance(part, EmbeddingTable)]
     kept = all(table.keeper is not None for table in tables)
     plain = all(
         p.requires_grad and p.device.type == "cpu" and p.dtype == torch.float32
         for p in module.parameters()
     )
-    return kept and plain and kernels.available()
+    untouched = all(_is_untouched(part) for part in module.modules())
+    return kept and plain and untouched and kernels.available()
+
+
+def _is_untouched(module: nn.Module) -> bool:
+    """Whether a module runs as its class says: no hooks, no forward of its own."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    return not any(hooks) and "forward" not in vars(module)
 
 
 def keeper_of(table: EmbeddingTable) -> RowKeeper:

@@ -5,7 +5,8 @@
 
 At a batch of 128, building a graph and walking it costs as much as the towers' arithmetic. Towers
 that have no compiled form go through autograd behind the same interface (`GraphPass`), so that
-whoever trains need not know which is which.
+whoever trains need not know which is which. Types are compared exactly: a tower that somebody has
+derived from ours may do something else.
 """
 
 from __future__ import annotations
@@ -118,11 +119,11 @@ class ItemsPass:
     def fits(model: TwoTower) -> bool:
         """Whether items are ids and content of the usual kinds, the ids' table being kept here."""
         tower = model.item_tower
-        if not isinstance(tower, ItemTower) or not trainable(tower):
+        if type(tower) is not ItemTower or not trainable(tower):
             return False
         encoders = tower.content.encoders if tower.content else ()
         usual = all(type(e) is CategoricalEncoder or type(e) in CONTENT_PASSES for e in encoders)
-        return usual and (tower.table is None or isinstance(tower.table, EmbeddingTable))
+        return usual and (tower.table is None or type(tower.table) is EmbeddingTable)
 
     def __call__(self, item_ids: Tensor) -> tuple[Tensor, Backward]:
         """Vectors `[N, d]` of items `[N]`."""
@@ -179,7 +180,7 @@ class UsersPass:
     @staticmethod
     def fits(model: TwoTower) -> bool:
         """Whether a user is the mean of the history's id vectors, through layers."""
-        return isinstance(model.user_tower, YouTubeDNN) and HistoryReader.fits(model)
+        return type(model.user_tower) is YouTubeDNN and HistoryReader.fits(model)
 
     def __call__(self, v: Tensor, history: Tensor, user_ids: Tensor) -> tuple[Tensor, Backward]:
         """User vectors `[B, d]` of histories `[B, L]`."""

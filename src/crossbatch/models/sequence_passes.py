@@ -52,7 +52,7 @@ class MINDPass:
     def fits(model: TwoTower) -> bool:
         """Whether the tower is MIND with a fixed number of interests."""
         tower = model.user_tower
-        return isinstance(tower, MIND) and not tower.adaptive and HistoryReader.fits(model)
+        return type(tower) is MIND and not tower.adaptive and HistoryReader.fits(model)
 
     def __call__(self, v: Tensor, history: Tensor, user_ids: Tensor) -> tuple[Tensor, Backward]:
         """User vectors `[B, d]` of histories `[B, L]` whose targets are `v` `[B, d]`."""
@@ -145,7 +145,7 @@ class GRUPass:
     def fits(model: TwoTower) -> bool:
         """Whether the tower is a GRU of TF1's kind whose state is the user vector."""
         tower = model.user_tower
-        plain = isinstance(tower, GRU4Rec) and isinstance(tower.gru, ResetBeforeGRU)
+        plain = type(tower) is GRU4Rec and type(tower.gru) is ResetBeforeGRU
         return plain and tower.projection is None and HistoryReader.fits(model)
 
     def __call__(self, v: Tensor, history: Tensor, user_ids: Tensor) -> tuple[Tensor, Backward]:

@@ -9,6 +9,7 @@ import torch
 from crossbatch.negatives.candidates import Candidates
 from crossbatch.negatives.in_batch import InBatchSampler
 from crossbatch.negatives.memory_bank import MemoryBank
+from crossbatch.negatives.sampler import positive_counts
 from crossbatch.negatives.staleness import DriftGauge
 
 if TYPE_CHECKING:
@@ -46,8 +47,12 @@ class CrossBatchSampler(InBatchSampler):
         streaming_q: As in `InBatchSampler`; a cached row keeps the estimate of its own time.
         max_staleness: If above 0, read only as many of the newest rows as are on average at most
             this stale (relative distance to the present vector), as `DriftGauge` measures while
-            training. It makes the bank grow into use as vectors settle, so that neither
-            `warmup_steps` nor `capacity` needs a search; 0.1 held on all data we tried.
+            training. It makes the bank grow into use as vectors settle, so that `warmup_steps`
+            needs no search; 0.1 held on all data we tried.
+        max_repeats: If above 0, read at most so many rows, `max_repeats / Σq²`, that a row's item
+            is on average in this many others: a bank beyond 1/Σq² rows, the number of equally
+            likely items, holds the popular ones over and over. With both limits `capacity` needs
+            no search either.
         guard: Whether whoever watches training may switch the bank off for good when its numbers
             predict harm (`switch_off`); the training loop does.
     """
@@ -65,18 +70,22 @@ class CrossBatchSampler(InBatchSampler):
         bank_dtype: str = "float32",
         streaming_q: bool = False,
         max_staleness: float = 0.0,
+        max_repeats: float = 0.0,
         guard: bool = False,
     ) -> None:
         super().__init__(corpus, streaming_q=streaming_q)
         check_bank_options(warmup_steps, item_gradient)
         if not 0 <= max_staleness < 1:
             raise ValueError(f"max_staleness must be between 0 (off) and 1, got {max_staleness}")
+        if max_repeats < 0:
+            raise ValueError(f"max_repeats must not be negative (0 is off), got {max_repeats}")
         self.bank = MemoryBank(capacity, corpus.dim, dtype=bank_dtype)
         self.warmup_steps = warmup_steps
         self.item_gradient = item_gradient
         self.fill_during_warmup = fill_during_warmup
         self.max_staleness = max_staleness
         self.drift = DriftGauge() if max_staleness else None
+        self.max_rows = int(max_repeats / _collision(corpus)) if max_repeats else capacity
         self.guard = guard
         self.register_buffer("off", torch.zeros((), dtype=torch.bool, device="cpu"))
 
@@ -84,7 +93,10 @@ class CrossBatchSampler(InBatchSampler):
         """The batch's positives and, after warm-up, the rows of the bank."""
         if int(self.bank.step) < self.warmup_steps or bool(self.off):
             return positives
-        newest = self.drift and self.drift.readable_rows(self.max_staleness, len(positives))
+        newest = self.max_rows
+        if self.drift is not None:
+            fresh = self.drift.readable_rows(self.max_staleness, len(positives))
+            newest = min(newest, fresh)
         return with_bank(positives, self.bank.read(newest), self.item_gradient)
 
     def observe(self, positives: Candidates) -> None:
@@ -100,6 +112,13 @@ class CrossBatchSampler(InBatchSampler):
     def switch_off(self) -> None:
         """Never read the bank again: plain in-batch sampling from here on, after a resume too."""
         self.off = torch.ones_like(self.off)
+
+
+def _collision(corpus: Corpus) -> float:
+    """Σq², the probability that two positives are the same item."""
+    q = positive_counts(corpus).double()
+    q /= q.sum()
+    return float(q @ q)
 
 
 def with_bank(positives: Candidates, cached: Candidates, item_gradient: str) -> Candidates:

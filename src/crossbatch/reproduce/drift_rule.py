@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from crossbatch.reproduce.groups import Group
 
 METRIC, CLOSE = "ndcg@50", 0.01
-RULES = {"drift_limited": "drift-limited", "safe_bank": "safe"}
+RULES = {"drift_limited": "79 B", "safe_bank": "16 B", "sized_bank": "79 B, no repeats"}
 NOTE = (
-    "The rules were fixed before their runs: a balanced bank of 79 batches (*drift-limited*), or "
-    "of 16 as `auto` takes it (*safe*), no warm-up, read as far as its rows are on average at most "
-    "0.1 of their length away from where they would be now. Fixed sizes are those of the same "
-    "strategy; 0 is in-batch. *Within* asks for at most 1 % below the size that validation "
-    "users would have chosen."
+    "Rules fixed before their runs: a balanced bank of 79 or of 16 batches without warm-up, read "
+    "as far as its rows are on average at most 0.1 of their length away from where they would be "
+    "now; and, *no repeats*, at most 1/Σq² of them. Fixed sizes are those of the same strategy; 0 "
+    "is in-batch. *Within* asks for at most 1 % below the size that validation users would have "
+    "chosen."
 )
 
 

@@ -32,11 +32,12 @@ TITLES = {
     "auto": "Auto",
     "full": "Full softmax",
     "drift_limited": "Cross-batch, drift-limited",
-    "safe_bank": "Cross-batch, safe",
+    "safe_bank": "Cross-batch, drift-limited, 16 B",
+    "sized_bank": "Cross-batch, drift-limited, no repeats",
     "spared": "In-batch, later items spared",
 }
 # What others are measured by: the bar's, not Table 1's.
-BEYOND = ("full", "drift_limited", "safe_bank")
+BEYOND = ("full", "drift_limited", "safe_bank", "sized_bank")
 COLORS = {strategy: number for number, strategy in enumerate(TITLES)}
 RUN_NAME = re.compile(
     r"(?P<model>.+?)-(?P<strategy>[a-z_]+)(?:-M(?P<capacity>\d+))?-s(?P<seed>\d+)"

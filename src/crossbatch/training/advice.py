@@ -43,7 +43,13 @@ MOST_UNIFORM, MOST_CACHED = 8, 16  # in batches: about the paper's 1152 and 2432
 LATER_SHARE = 0.001  # of a batch's columns that the row's user likes later; fewer change nothing
 LATER_BATCHES = 16  # that it is counted in
 # A bank that needs no study: unbiased, no warm-up to choose, switched off where it does harm.
-SAFE_BANK = {"item_gradient": "balanced", "warmup_steps": 0, "max_staleness": 0.1, "guard": True}
+SAFE_BANK = {
+    "item_gradient": "balanced",
+    "warmup_steps": 0,
+    "max_staleness": 0.1,
+    "max_repeats": 1.0,
+    "guard": True,
+}
 
 
 @dataclass(frozen=True, slots=True)

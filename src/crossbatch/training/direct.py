@@ -47,7 +47,7 @@ class DirectTrainer(Trainer):
         plain = not (trainer.l2 or trainer.autocast or trainer.chunk_size)
         constant = not trainer.log_temperature.requires_grad
         on_cpu = trainer.log_temperature.device.type == "cpu"
-        ours = type(trainer) is Trainer and isinstance(trainer.model, TwoTower)
+        ours = type(trainer) is Trainer and type(trainer.model) is TwoTower
         return plain and constant and on_cpu and ours and kernels.available()
 
     @classmethod
