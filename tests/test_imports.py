@@ -26,7 +26,15 @@ KERNELS = {
     "windows_kernel",
 }
 # Files that hand arrays to them; imported by training alone.
-AROUND_KERNELS = {"content_passes", "direct", "pass_parts", "passes", "sequence_passes"}
+AROUND_KERNELS = {
+    "content_passes",
+    "direct",
+    "history_readers",
+    "item_passes",
+    "pass_parts",
+    "passes",
+    "sequence_passes",
+}
 # Packages of ours that each package may import, besides itself.
 MAY_IMPORT = {
     "kernels": set(),

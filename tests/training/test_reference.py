@@ -15,6 +15,7 @@ from crossbatch import kernels
 from crossbatch.config import Recipe
 from crossbatch.models import MODELS, EmbeddingTable
 from crossbatch.models.dense import MLP
+from crossbatch.models.passes import GraphPass
 from crossbatch.negatives import SAMPLERS
 from crossbatch.negatives.loss import NonFiniteLossError, row_losses
 from crossbatch.training import trainer as trainer_module
@@ -117,7 +118,7 @@ def test_a_fast_step_has_the_loss_and_gradients_of_the_plain_one(
 ):
     document = recipe.to_dict()
     document["model"] |= {"name": model, "item": {"hidden": [16]}, "normalize": normalize}
-    document["model"] |= {"history_dropout": 0.3}
+    document["model"] |= {"history_dropout": 0.3, "user_features": []}
     document["loss"] |= {"temperature": 0.2 if normalize else 1.0}
     document["sampler"] = {"name": sampler} | SAMPLER_OPTIONS[sampler]
     document["train"] |= {"adam": "lazy"}
@@ -146,20 +147,34 @@ def test_so_has_one_of_other_towers_over_two_batches(
 ):
     document = recipe.to_dict()
     document["model"] |= {"name": model, "tower": tower, "normalize": normalize}
-    document["model"] |= {"history_dropout": 0.3}
+    document["model"] |= {"history_dropout": 0.3, "user_features": []}
     document["sampler"] = {"name": "in_batch"}
     document["train"] |= {"adam": "lazy", "accumulate": 2}
     assert_same_gradients(document, dataset, monkeypatch)
 
 
+@pytest.mark.parametrize("user_features", [[], ["*"]], ids=["history", "profile"])
 @pytest.mark.parametrize("model", MODELS)
-def test_so_has_one_whose_histories_go_through_the_item_tower(dataset, recipe, model, monkeypatch):
+def test_so_has_one_whose_histories_go_through_the_item_tower(
+    dataset, recipe, model, user_features, monkeypatch
+):
     """The item tower's layers then learn from both sides."""
     document = recipe.to_dict()
     document["model"] |= {"name": model, "history": "item_tower", "item": {"hidden": [16]}}
+    document["model"] |= {"history_dropout": 0.3, "user_features": user_features}
     document["sampler"] = {"name": "mixed"} | SAMPLER_OPTIONS["mixed"]
     document["train"] |= {"adam": "lazy"}
     assert_same_gradients(document, dataset, monkeypatch)
+
+
+@pytest.mark.parametrize("model", ["youtube_dnn", "gru4rec", "mind"])
+@pytest.mark.parametrize("history", ["id", "item_tower"])
+def test_the_papers_towers_need_no_graph(dataset, recipe, model, history):
+    document = recipe.to_dict()
+    document["model"] |= {"name": model, "history": history, "user_features": []}
+    trainer = build_trainer(resolve(Recipe.from_dict(document), dataset), dataset)
+    assert not isinstance(trainer._items, GraphPass)
+    assert not isinstance(trainer._users, GraphPass)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

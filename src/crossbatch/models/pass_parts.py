@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,71 +10,18 @@ from torch import Tensor, nn
 
 from crossbatch import kernels
 
-from .embedding import EmbeddingTable, Read
-from .history import blank_positions
+from .embedding import EmbeddingTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .dense import MLP
     from .embedding import RowKeeper
-    from .item_tower import ItemTower
-    from .two_tower import TwoTower
 
     Array = np.ndarray
 
 NOTHING = np.empty(0, dtype=np.float32)
 NO_ROWS = np.empty((0, 0), dtype=np.float32)
-FIRST = np.zeros(1, dtype=np.int64)  # the one table of a history starts at the first column
-
-
-class HistoryReader:
-    """Rows of a history's items, and the way of their gradients to who keeps the table.
-
-    Args:
-        model: One that `fits`.
-    """
-
-    def __init__(self, model: TwoTower) -> None:
-        from . import history_kernel, rows_kernel
-
-        self.model = model
-        self.table = cast("EmbeddingTable", cast("ItemTower", model.item_tower).table)
-        self.weight = Arrays([self.table.weight])
-        self._history, self._rows = history_kernel, rows_kernel
-
-    @staticmethod
-    def fits(model: TwoTower) -> bool:
-        """Whether a history is rows of the id table, and a user nothing but a history."""
-        table = getattr(model.item_tower, "table", None)
-        plain = type(table) is EmbeddingTable and model.profile is None
-        return plain and model.history == "id" and trainable(model)
-
-    def by_history(self, history: Tensor) -> tuple[Tensor, Array, Tensor]:
-        """Real items `[P]` of histories `[B, L]`, where each ends, and positions in it `[P]`."""
-        ids, stops, positions = self._history.by_history(self.trained_on(history).numpy())
-        return torch.from_numpy(ids), stops, torch.from_numpy(positions)
-
-    def by_step(self, history: Tensor) -> tuple[Tensor, Array, Array]:
-        """Real items `[P]` step by step, how many there are of each, and whose they are."""
-        ids, steps, order = self._history.by_step(self.trained_on(history).numpy())
-        return torch.from_numpy(ids), steps, order
-
-    def read(self, ids: Tensor) -> Array:
-        """Rows `[P, d]`."""
-        keeper_of(self.table).before_read(ids)
-        rows = np.empty((len(ids), self.table.dim), dtype=np.float32)
-        self._rows.gather(self.weight(), ids.numpy()[None], FIRST, rows)
-        return rows
-
-    def give_back(self, ids: Tensor, gradient: Array) -> None:
-        """Hand the gradient `[P, d]` of the rows `ids` to the table's keeper."""
-        keeper_of(self.table).after_read(Read(ids, 1, torch.from_numpy(gradient), given=True))
-
-    def trained_on(self, history: Tensor) -> Tensor:
-        """The history without what training forgets of it."""
-        rate = self.model.history_dropout
-        return blank_positions(history, rate) if self.model.training and rate > 0 else history
 
 
 class Ending:

@@ -120,6 +120,15 @@ def mean_bags(table: Array, rows: Array, bags: Array, out: Array, share: Array) 
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
+def add_rows(rows: Array, sources: Array, targets: Array, totals: Array) -> None:
+    """Add row `sources[i]` of `rows` `[m, d]` to row `targets[i]` of `totals` `[n, d]`."""
+    for i in range(sources.shape[0]):
+        row, total = rows[sources[i]], totals[targets[i]]
+        for k in range(total.shape[0]):
+            total[k] += row[k]
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
 def scale_rows(rows: Array, factors: Array) -> None:
     """Multiply each row of `rows` `[n, d]` by its factor `[n]`, in place."""
     for n in range(rows.shape[0]):

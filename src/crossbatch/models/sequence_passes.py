@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from .gru4rec import GRU4Rec, ResetBeforeGRU
+from .history_readers import history_reader, is_readable
 from .mind import MIND
-from .pass_parts import Arrays, Gradients, HistoryReader
+from .pass_parts import Arrays, Gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,7 @@ class MINDPass:
         from . import readout_kernel, routing_kernel, rows_kernel
 
         self.model, self.tower = model, cast("MIND", model.user_tower)
-        self.reader = HistoryReader(model)
+        self.reader = history_reader(model)
         d, layer, bilinear = self.tower.dim, self.tower.layer, self.tower.bilinear
         weight = bilinear.weight.detach()
         parameters = [
@@ -52,13 +53,13 @@ class MINDPass:
     def fits(model: TwoTower) -> bool:
         """Whether the tower is MIND with a fixed number of interests."""
         tower = model.user_tower
-        return type(tower) is MIND and not tower.adaptive and HistoryReader.fits(model)
+        return type(tower) is MIND and not tower.adaptive and is_readable(model)
 
     def __call__(self, v: Tensor, history: Tensor, user_ids: Tensor) -> tuple[Tensor, Backward]:
         """User vectors `[B, d]` of histories `[B, L]` whose targets are `v` `[B, d]`."""
         tower, parameters = self.tower, self.arrays()
         ids, stops, positions = self.reader.by_history(history)
-        items = self.reader.read(ids)
+        items, give_back = self.reader.read(ids)
         logits = tower.logits_at(positions)
         B, K, d = len(stops), tower.num_interests, tower.dim
         raw = np.empty((B, K, d), dtype=np.float32)
@@ -74,7 +75,7 @@ class MINDPass:
             of_items = np.empty_like(items)
             given = (grad, chosen, items, stops, parameters[0], parameters[2], raw, *kept)
             self.gradients.write(partial(self._routing.gradients, *given, of_items))
-            self.reader.give_back(ids, of_items)
+            give_back(of_items)
             return of_target
 
         return torch.from_numpy(u), backward
@@ -135,7 +136,7 @@ class GRUPass:
         from . import gru_kernel, rows_kernel
 
         gru = cast("ResetBeforeGRU", cast("GRU4Rec", model.user_tower).gru)
-        self.model, self.reader = model, HistoryReader(model)
+        self.model, self.reader = model, history_reader(model)
         parameters = [gru.input_kernel, gru.gate_kernel, gru.candidate_kernel, gru.bias]
         self.arrays, self.gradients = Arrays(parameters), Gradients(parameters)
         self.hidden_size = gru.candidate_kernel.shape[0]
@@ -146,12 +147,12 @@ class GRUPass:
         """Whether the tower is a GRU of TF1's kind whose state is the user vector."""
         tower = model.user_tower
         plain = type(tower) is GRU4Rec and type(tower.gru) is ResetBeforeGRU
-        return plain and tower.projection is None and HistoryReader.fits(model)
+        return plain and tower.projection is None and is_readable(model)
 
     def __call__(self, v: Tensor, history: Tensor, user_ids: Tensor) -> tuple[Tensor, Backward]:
         """User vectors `[B, d]` of histories `[B, L]`."""
         ids, steps, order = self.reader.by_step(history)
-        items, parameters = self.reader.read(ids), self.arrays()
+        (items, give_back), parameters = self.reader.read(ids), self.arrays()
         states = np.zeros((len(history), self.hidden_size), dtype=np.float32)
         given = (items, steps, order, *parameters, states)
         kept = self._gru.states(*given)
@@ -166,6 +167,6 @@ class GRUPass:
                 self._rows.unit_backward(grad, u, lengths, grad)
             given = (grad, items, steps, order, *parameters[:3], *kept)
             self.gradients.write(partial(self._gru.gradients, *given, of_items))
-            self.reader.give_back(ids, of_items)
+            give_back(of_items)
 
         return torch.from_numpy(u), backward
