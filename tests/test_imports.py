@@ -33,6 +33,7 @@ AROUND_KERNELS = {
     "item_passes",
     "pass_parts",
     "passes",
+    "profile_pass",
     "sequence_passes",
 }
 # Packages of ours that each package may import, besides itself.

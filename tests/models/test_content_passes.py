@@ -6,7 +6,7 @@ import torch
 from crossbatch import kernels
 from crossbatch.models import EmbeddingTable, FeatureTable, ItemTower, TwoTower, YouTubeDNN
 from crossbatch.models.features import MultiValuedEncoder
-from crossbatch.models.passes import GraphPass, ItemsPass, items_pass
+from crossbatch.models.passes import GraphPass, ItemsPass, UsersPass, items_pass, users_pass
 from crossbatch.training import Adam
 
 if not kernels.available():
@@ -80,6 +80,30 @@ def test_content_has_the_vectors_and_gradients_of_autograd(names, hidden, has_id
     assert set(found) == set(expected)
     for name, truth in expected.items():
         torch.testing.assert_close(found[name], truth, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_unknown_users_have_no_profile():
+    torch.manual_seed(0)
+    users = {"zone": FeatureTable("categorical", torch.tensor([0, 1, 2]), num_values=3)}
+    models = [
+        TwoTower(ItemTower(ITEMS, 8), YouTubeDNN(8), user_features=users, normalize=True)
+        for _ in range(2)
+    ]
+    models[1].load_state_dict(models[0].state_dict())
+    Adam(models[0])
+    encode = users_pass(models[0])
+    assert isinstance(encode, UsersPass)
+    history, user_ids = torch.tensor([[3, 4], [5, 0], [6, 7]]), torch.tensor([2, -1, 0])
+    pull = torch.randn(3, 8)
+    vectors, backward = encode(None, history, user_ids)
+    expected = models[1].users(history, user_ids).squeeze(1)
+    torch.testing.assert_close(vectors, expected)
+    (expected * pull).sum().backward()
+    backward(pull.numpy().copy())
+    ours, plain = (model.profile.encoders[0].embedding for model in models)
+    (read,) = ours.keeper.reads
+    found = torch.zeros_like(ours.weight).index_add_(0, read.ids, read.gradient)
+    torch.testing.assert_close(found, plain.weight.grad.to_dense(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("part", ["item_tower", "item_tower.content.encoders.0"])

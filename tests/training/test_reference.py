@@ -125,6 +125,16 @@ def test_a_fast_step_has_the_loss_and_gradients_of_the_plain_one(
     assert_same_gradients(document, dataset, monkeypatch)
 
 
+@pytest.mark.parametrize("normalize", [False, True], ids=["dot", "cosine"])
+@pytest.mark.parametrize("model", MODELS)
+def test_so_has_one_of_users_with_a_profile(dataset, recipe, model, normalize, monkeypatch):
+    document = recipe.to_dict()
+    document["model"] |= {"name": model, "normalize": normalize, "user_features": ["*"]}
+    document["sampler"] = {"name": "in_batch"}
+    document["train"] |= {"adam": "lazy", "accumulate": 2}
+    assert_same_gradients(document, dataset, monkeypatch)
+
+
 TOWERS = {
     "mind": [
         {"readout": "soft", "relu": False, "bias_start": "zeros"},
@@ -167,11 +177,20 @@ def test_so_has_one_whose_histories_go_through_the_item_tower(
     assert_same_gradients(document, dataset, monkeypatch)
 
 
-@pytest.mark.parametrize("model", ["youtube_dnn", "gru4rec", "mind"])
+@pytest.mark.parametrize(
+    ("model", "user_features"),
+    [
+        ("youtube_dnn", []),
+        ("youtube_dnn", ["*"]),
+        ("gru4rec", []),
+        ("gru4rec", ["*"]),
+        ("mind", []),
+    ],
+)
 @pytest.mark.parametrize("history", ["id", "item_tower"])
-def test_the_papers_towers_need_no_graph(dataset, recipe, model, history):
+def test_the_papers_towers_need_no_graph(dataset, recipe, model, user_features, history):
     document = recipe.to_dict()
-    document["model"] |= {"name": model, "history": history, "user_features": []}
+    document["model"] |= {"name": model, "history": history, "user_features": user_features}
     trainer = build_trainer(resolve(Recipe.from_dict(document), dataset), dataset)
     assert not isinstance(trainer._items, GraphPass)
     assert not isinstance(trainer._users, GraphPass)

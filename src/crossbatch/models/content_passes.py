@@ -1,22 +1,29 @@
-"""Content on its way into an item tower and back, without a graph: see `passes`.
+"""Content on its way into a tower and back, without a graph: see `passes`.
 
-Categories are rows of a table, which `ItemsPass` reads together with the ids. Everything else has a
-pass of its own, from ids to vectors and from their gradient to whatever learns:
-
-    vectors, backward = TagsPass(encoder)(item_ids)     # [N, w]
+    joined, backward = ColumnsPass(tower.table, tower.content)(item_ids)    # [N, width]
     backward(gradient)
+
+Categories are rows of a table, which are read together with those of the ids. Everything else has a
+pass of its own, from ids to vectors and from their gradient to whatever learns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .embedding import Read
-from .features import DenseEncoder, MultiValuedEncoder, NumericEncoder
+from .embedding import EmbeddingTable, Read
+from .features import (
+    CategoricalEncoder,
+    DenseEncoder,
+    FeatureEncoder,
+    MultiValuedEncoder,
+    NumericEncoder,
+)
 from .pass_parts import Arrays, Ending, keeper_of
 
 Array = np.ndarray
@@ -77,3 +84,82 @@ CONTENT_PASSES: dict[type[nn.Module], Callable[..., ContentPass]] = {
     NumericEncoder: NumbersPass,
     DenseEncoder: NumbersPass,
 }
+
+
+class ColumnsPass:
+    """Rows of an id table and content, side by side.
+
+    Args:
+        table: Of the ids; or None.
+        content: One that `fits`; or None.
+    """
+
+    def __init__(self, table: EmbeddingTable | None, content: FeatureEncoder | None) -> None:
+        from . import rows_kernel
+
+        self.tables: list[EmbeddingTable] = []  # of ids and categories, which are read together
+        self.values: list[Array | None] = []  # the rows of each by id; None: the ids themselves
+        self.columns: list[slice] = []  # of each table
+        self.others: list[tuple[slice, ContentPass]] = []
+        self.width = 0
+        if table is not None:
+            self._add_table(table, None)
+        for encoder in content.encoders if content else ():
+            if isinstance(encoder, CategoricalEncoder):
+                self._add_table(encoder.embedding, encoder.table.values.numpy())
+            else:
+                columns = self._next_columns(cast("int", encoder.dim))
+                self.others.append((columns, CONTENT_PASSES[type(encoder)](encoder)))
+        self.weights = Arrays([table.weight for table in self.tables])
+        self.firsts = np.array([columns.start for columns in self.columns], dtype=np.int64)
+        self._rows = rows_kernel
+
+    @staticmethod
+    def fits(content: FeatureEncoder | None) -> bool:
+        """Whether content is of the usual kinds."""
+        encoders = content.encoders if content else ()
+        return all(type(e) is CategoricalEncoder or type(e) in CONTENT_PASSES for e in encoders)
+
+    def __call__(self, ids: Tensor) -> tuple[Array, Callable[[Array], None]]:
+        """Columns `[N, width]` of ids `[N]`, and where their gradient goes."""
+        joined = np.empty((len(ids), self.width), dtype=np.float32)
+        rows_of = self._read(ids, joined)
+        ways_back = []
+        for columns, content in self.others:
+            joined[:, columns], way_back = content(ids)
+            ways_back.append((columns, way_back))
+
+        def backward(gradient: Array) -> None:
+            leaf = torch.from_numpy(gradient)
+            for table, rows, columns in zip(self.tables, rows_of, self.columns, strict=True):
+                keeper_of(table).after_read(Read(rows, 1, leaf, columns, given=True))
+            for columns, way_back in ways_back:
+                way_back(gradient[:, columns].copy())
+
+        return joined, backward
+
+    def _add_table(self, table: EmbeddingTable, values: Array | None) -> None:
+        self.tables.append(table)
+        self.values.append(values)
+        self.columns.append(self._next_columns(table.dim))
+
+    def _next_columns(self, dim: int) -> slice:
+        self.width += dim
+        return slice(self.width - dim, self.width)
+
+    def _read(self, item_ids: Tensor, joined: Array) -> list[Tensor]:
+        """Rows of the tables into their columns of `joined`; which rows, for each table."""
+        if not self.tables:
+            return []
+        ids = item_ids.numpy()
+        found = np.empty((len(self.tables), len(ids)), dtype=np.int64)
+        for values, own in zip(self.values, found, strict=True):
+            if values is None:
+                own[:] = ids
+            else:
+                self._rows.gather_values(values, ids, own)
+        rows_of = [torch.from_numpy(rows) for rows in found]
+        for table, rows in zip(self.tables, rows_of, strict=True):
+            keeper_of(table).before_read(rows)
+        self._rows.gather(self.weights(), found, self.firsts, joined)
+        return rows_of

@@ -36,8 +36,8 @@ def history_reader(model: TwoTower) -> HistoryReader:
 
 
 def is_readable(model: TwoTower) -> bool:
-    """Whether a user is nothing but a history that can be read without a graph."""
-    if model.profile is not None or not trainable(model):
+    """Whether histories can be read without a graph."""
+    if not trainable(model):
         return False
     if model.history == "item_tower":
         return ItemsPass.fits(model)

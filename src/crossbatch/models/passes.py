@@ -19,6 +19,7 @@ from torch import Tensor
 from .history_readers import history_reader, is_readable
 from .item_passes import ItemsPass
 from .pass_parts import Ending
+from .profile_pass import ProfilePass
 from .youtube_dnn import YouTubeDNN
 
 if TYPE_CHECKING:
@@ -84,15 +85,18 @@ class UsersPass:
 
     def __init__(self, model: TwoTower) -> None:
         self.reader = history_reader(model)
-        self.ending = Ending(cast("YouTubeDNN", model.user_tower).layers, model.normalize)
+        self.ending = Ending(cast("YouTubeDNN", model.user_tower).layers, normalize=False)
+        self.profile = ProfilePass(model)
 
     @staticmethod
     def fits(model: TwoTower) -> bool:
         """Whether a user is the mean of the history's vectors, through layers."""
-        return type(model.user_tower) is YouTubeDNN and is_readable(model)
+        ours = type(model.user_tower) is YouTubeDNN
+        return ours and is_readable(model) and ProfilePass.fits(model)
 
     def __call__(self, v: Tensor, history: Tensor, user_ids: Tensor) -> tuple[Tensor, Backward]:
         """User vectors `[B, d]` of histories `[B, L]`."""
         mean, give_back = self.reader.mean(history)
-        vectors, back = self.ending(mean)
-        return torch.from_numpy(vectors), lambda gradient: give_back(back(gradient))
+        vectors, to_mean = self.ending(mean)
+        u, to_vectors = self.profile(vectors, user_ids)
+        return torch.from_numpy(u), lambda gradient: give_back(to_mean(to_vectors(gradient)))

@@ -16,6 +16,7 @@ from .gru4rec import GRU4Rec, ResetBeforeGRU
 from .history_readers import history_reader, is_readable
 from .mind import MIND
 from .pass_parts import Arrays, Gradients
+from .profile_pass import ProfilePass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +52,10 @@ class MINDPass:
 
     @staticmethod
     def fits(model: TwoTower) -> bool:
-        """Whether the tower is MIND with a fixed number of interests."""
+        """Whether the tower is MIND with a fixed number of interests, and there is no profile."""
         tower = model.user_tower
-        return type(tower) is MIND and not tower.adaptive and is_readable(model)
+        alone = type(tower) is MIND and not tower.adaptive and model.profile is None
+        return alone and is_readable(model)
 
     def __call__(self, v: Tensor, history: Tensor, user_ids: Tensor) -> tuple[Tensor, Backward]:
         """User vectors `[B, d]` of histories `[B, L]` whose targets are `v` `[B, d]`."""
@@ -133,21 +135,23 @@ class GRUPass:
     """
 
     def __init__(self, model: TwoTower) -> None:
-        from . import gru_kernel, rows_kernel
+        from . import gru_kernel
 
         gru = cast("ResetBeforeGRU", cast("GRU4Rec", model.user_tower).gru)
-        self.model, self.reader = model, history_reader(model)
+        self.reader = history_reader(model)
         parameters = [gru.input_kernel, gru.gate_kernel, gru.candidate_kernel, gru.bias]
         self.arrays, self.gradients = Arrays(parameters), Gradients(parameters)
         self.hidden_size = gru.candidate_kernel.shape[0]
-        self._gru, self._rows = gru_kernel, rows_kernel
+        self.profile = ProfilePass(model)
+        self._gru = gru_kernel
 
     @staticmethod
     def fits(model: TwoTower) -> bool:
         """Whether the tower is a GRU of TF1's kind whose state is the user vector."""
         tower = model.user_tower
         plain = type(tower) is GRU4Rec and type(tower.gru) is ResetBeforeGRU
-        return plain and tower.projection is None and is_readable(model)
+        whole = plain and tower.projection is None and ProfilePass.fits(model)
+        return whole and is_readable(model)
 
     def __call__(self, v: Tensor, history: Tensor, user_ids: Tensor) -> tuple[Tensor, Backward]:
         """User vectors `[B, d]` of histories `[B, L]`."""
@@ -156,16 +160,11 @@ class GRUPass:
         states = np.zeros((len(history), self.hidden_size), dtype=np.float32)
         given = (items, steps, order, *parameters, states)
         kept = self._gru.states(*given)
-        u, lengths = states, np.empty(len(history), dtype=np.float32)
-        if self.model.normalize:
-            u = np.empty_like(states)
-            self._rows.unit(states, u, lengths)
+        u, to_states = self.profile(states, user_ids)
 
         def backward(grad: Array) -> None:
             of_items = np.empty_like(items)
-            if self.model.normalize:
-                self._rows.unit_backward(grad, u, lengths, grad)
-            given = (grad, items, steps, order, *parameters[:3], *kept)
+            given = (to_states(grad), items, steps, order, *parameters[:3], *kept)
             self.gradients.write(partial(self._gru.gradients, *given, of_items))
             give_back(of_items)
 
