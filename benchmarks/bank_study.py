@@ -82,7 +82,7 @@ def run(rule: str, recipe: Recipe, dataset: Dataset, steps: int, capacity: int) 
     batches = dataset.batches(
         train.batch_size, seed=train.seed, history_length=train.history_length
     )
-    best, state, began = -1.0, {}, time.process_time()
+    best, value, state, began = -1.0, -1.0, {}, time.process_time()
     for step in range(1, steps + 1):
         learner.learn(next(batches), use_bank=step > steps // 4)
         if step % (steps // 12) == 0:
@@ -94,6 +94,7 @@ def run(rule: str, recipe: Recipe, dataset: Dataset, steps: int, capacity: int) 
     test = evaluate_split(model, dataset, recipe, "test").means()
     return {
         "valid recall@50": best,
+        "valid recall@50 at the end": value,
         "cpu_seconds": time.process_time() - began,
         **{f"test {metric}": test[metric] for metric in METRICS},
     }
@@ -133,7 +134,11 @@ def main() -> None:
 
 def print_table(found: dict[str, dict[str, float]], rules: list[str]) -> None:
     """Means over seeds."""
-    names = ["valid recall@50", *(f"test {metric}" for metric in METRICS)]
+    names = [
+        "valid recall@50",
+        "valid recall@50 at the end",
+        *(f"test {metric}" for metric in METRICS),
+    ]
     print("| data, model | rule | seeds | " + " | ".join(names) + " |")
     print("|---|---|" + "---|" * (len(names) + 1))
     groups: dict[tuple[str, str], list[dict[str, float]]] = {}
