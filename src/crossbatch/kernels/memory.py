@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
+from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -31,6 +32,27 @@ def _line_of(typing_context: Any, table: Any, row: Any, column: Any) -> Any:
 
 
 prefetch_line: Any = intrinsic(_line_of)
+
+
+def _pointer_to(typing_context: Any, address: Any) -> Any:
+    """An address as a pointer."""
+    del typing_context
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del context, signature
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), generate
+
+
+_pointer: Any = intrinsic(_pointer_to)
+
+
+@njit(inline="always", cache=True, nogil=True)
+def floats_at(address: Any, size: Any) -> Any:
+    """`size` float32 numbers at an address, whose array somebody else keeps."""
+    return carray(_pointer(address), (size,), np.float32)
+
 
 _memcpy: Any = types.ExternalFunction("memcpy", types.uintp(*[types.uintp] * 3))
 

@@ -71,12 +71,11 @@ def loss_and_gradients(
             block[r, N] = _dot(u[r], own_vectors[r])
     losses = np.empty(B, dtype=np.float32)
     softmax_rows(block, log_q, row_keys, column_keys, exclude, own_log_q, own, 1 / B, losses)
-    grad_users[:] = 0
     first = 0
     for i in range(len(parts)):
         part, grad = parts[i], grad_parts[i]
         place = block[:, first : first + part.shape[0]]
-        product(place, part, grad_users, 1)
+        product(place, part, grad_users, 0 if i == 0 else 1)
         if grad.shape[0] > 0:
             t_product(place, u, grad, 0)
             if pushes[i] != 1:

@@ -71,8 +71,8 @@ class RowAdagrad(RowReads):
             return
         lr = self.rate_of(self.steps)
         if sums := self._sums:
-            places = (sums(found), sums.rows, sums.totals, sums.slots)
-            sums.kernels.adagrad(*places, *self._arrays(), lr, EPS)
+            count = sums(found)
+            sums.kernels.adagrad(count, sums.rows, sums.sources, *self._arrays(), lr, EPS)
             return
         rows, gradient = add_up(found, self.table.padding_row)
         squares = self.squares[rows] + gradient.square().mean(dim=1)

@@ -132,8 +132,8 @@ class RowAdam(RowReads):
         """`add_up` and `_update` in two passes over what was read."""
         step, count = self.steps, sums(found)
         self._skipped.reach(step)
-        places = (count, sums.rows, sums.totals, sums.slots)
-        sums.kernels.adam(*places, *self._arrays(), step, self._rates(step))
+        arrays, rates = self._arrays(), self._rates(step)
+        sums.kernels.adam(count, sums.rows, sums.sources, *arrays, step, rates)
 
     def _rates(self, step: int) -> tuple[float, ...]:
         """What `row_kernels.adam` is to know of a step."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 from numba import njit
 
-from crossbatch.kernels.memory import copy, prefetch_line
+from crossbatch.kernels.memory import copy, floats_at, prefetch_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ def compiled(function: Kernel) -> Kernel:
 
 
 AHEAD = 6  # rows asked for before they are needed
-BLOCK = 32  # slots asked for at once
+SCATTER = 2_654_435_761  # an odd number near 2³²/φ: neighbours get far from each other
 LINE = 16  # float32 values of a cache line
 FADED = 1e-9  # a first moment that is left of one: no float32 weight sees it
 
@@ -53,48 +53,56 @@ def add_up(
     gradient: Array,
     first: int,
     padding: int,
-    slots: Array,
+    places: Array,
     rows: Array,
+    sources: Array,
     totals: Array,
     count: int,
-) -> tuple[int, int]:
-    """Add the gradients of one read to the totals of their rows.
+) -> int:
+    """Add one read to the distinct rows and the sums of their gradients.
+
+    Most rows are read once: their sum is the gradient where it lies, and is not copied.
 
     Args:
         ids: `[n]` rows of the table.
         bags: `[n]` rows of `gradient`, or empty:
         per_bag: number of consecutive ids for each row of `gradient`.
-        gradient: `[m, >= first + d]`.
+        gradient: `[m, >= first + d]`; to be kept until the sums are used.
         first: Its first column that counts.
         padding: Row to leave out, or −1.
-        slots: `[R]` int32, place of each row in `rows`, −1 for none.
+        places: Hash table of a power of two of int32, more than there are ids: where in `rows` a
+            row is, −1 for nothing. It stays in the cache, which a number for each row would not.
         rows: `[>= count + n]` int64, distinct rows so far.
-        totals: `[>= count + n, d]` their gradients.
+        sources: `[>= count + n]` int64, addresses of the sums of their gradients.
+        totals: `[>= count + n, d]` memory for sums of several.
         count: Number of rows so far.
 
     Returns:
-        The number of rows, and a sum that keeps the early loads of slots alive.
+        The number of rows.
     """
-    fetched, d = 0, totals.shape[1]
+    d, last_bits = totals.shape[1], places.shape[0] - 1
     for n in range(ids.shape[0]):
-        if n % BLOCK == 0:
-            for row in ids[n : n + BLOCK]:
-                fetched += slots[row]
         row = ids[n]
         if row == padding:
             continue
         source = gradient[bags[n] if bags.shape[0] else n // per_bag, first : first + d]
-        slot = slots[row]
+        place = ((row * SCATTER) >> 16) & last_bits
+        while places[place] >= 0 and rows[places[place]] != row:
+            place = (place + 1) & last_bits
+        slot = places[place]
         if slot < 0:
-            slots[row] = count
+            places[place] = count
             rows[count] = row
-            copy(source, totals[count])
+            sources[count] = source.ctypes.data
             count += 1
         else:
             total = totals[slot]
+            if sources[slot] != total.ctypes.data:
+                copy(floats_at(sources[slot], d), total)
+                sources[slot] = total.ctypes.data
             for k in range(d):
                 total[k] += source[k]
-    return count, fetched
+    return count
 
 
 # Part of its callers: a call for every row would keep the next row's memory waiting.
@@ -116,8 +124,7 @@ def move(weight: Array, first: Array, second: Array, g: Array, rates: tuple[floa
 def adam(
     count: int,
     rows: Array,
-    totals: Array,
-    slots: Array,
+    sources: Array,
     w: Array,
     m: Array,
     v: Array,
@@ -125,13 +132,12 @@ def adam(
     step: int,
     rates: tuple[float, ...],
 ) -> None:
-    """One Adam step of rows by their gradients; their slots are free afterwards.
+    """One Adam step of rows by their gradients.
 
     Args:
         count: Number of rows.
         rows: Distinct rows `[>= count]`.
-        totals: Their gradients `[>= count, d]`.
-        slots: As in `add_up`.
+        sources: Addresses `[>= count]` of their gradients `[d]`.
         w: Weights.
         m: First moments.
         v: Second moments.
@@ -144,29 +150,26 @@ def adam(
         if n + AHEAD < count:
             _prefetch(rows[n + AHEAD], w, m, v)
         row = rows[n]
-        slots[row] = -1
         touched[row] = step
-        move(w[row], m[row], v[row], totals[n], rates)
+        move(w[row], m[row], v[row], floats_at(sources[n], w.shape[1]), rates)
 
 
 @njit(cache=True, error_model="numpy", fastmath={"contract", "reassoc"}, nogil=True)
 def adagrad(
     count: int,
     rows: Array,
-    totals: Array,
-    slots: Array,
+    sources: Array,
     w: Array,
     squares: Array,
     lr: float,
     eps: float,
 ) -> None:
-    """One step of row-wise Adagrad; their slots are free afterwards.
+    """One step of row-wise Adagrad.
 
     Args:
         count: As in `adam`.
         rows: As in `adam`.
-        totals: As in `adam`.
-        slots: As in `add_up`.
+        sources: As in `adam`.
         w: Weights.
         squares: `[R]` sums of mean squares.
         lr: Learning rate.
@@ -178,8 +181,7 @@ def adagrad(
             for k in range(0, d, LINE):
                 prefetch_line(w, rows[n + AHEAD], k)
             prefetch_line(sums, 0, rows[n + AHEAD])
-        row, g = rows[n], totals[n]
-        slots[row] = -1
+        row, g = rows[n], floats_at(sources[n], d)
         square = np.float32(0)
         for k in range(d):
             square += g[k] * g[k]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from crossbatch.models.embedding import Read
 
 NO_BAGS = np.empty(0, dtype=np.int64)
+SOME = 1024  # ids to have room for at first
 
 
 class RowReads:
@@ -64,24 +65,24 @@ def _of_each_id(read: Read, gradient: Tensor) -> Tensor:
 
 
 class CompiledSums:
-    """`add_up` by numba. Whoever uses the sums sets the slots of their rows to −1 again.
+    """`add_up` by numba, into memory that is kept.
 
     Args:
         table: Whose rows are read; float32 on a CPU.
 
     Attributes:
         rows: `[>= n]` distinct rows of the last reads.
-        totals: `[>= n, d]` their gradients.
-        slots: `[R]` int32, the place of each row in `rows`, −1 for none.
+        sources: `[>= n]` addresses of their gradients `[d]`, valid until the next call.
+        kernels: What can be done with them.
     """
 
     def __init__(self, table: EmbeddingTable) -> None:
         from crossbatch.training import row_kernels
 
         self.kernels = row_kernels
-        self.rows, self.totals = NO_BAGS, np.empty((0, table.dim), dtype=np.float32)
-        self.slots = np.full(table.weight.shape[0], -1, dtype=np.int32)
         self.padding = -1 if table.padding_row is None else table.padding_row
+        self._gradients: list[np.ndarray] = []  # to which `sources` point
+        self._make_room(SOME, table.dim)
 
     @classmethod
     def of(cls, table: EmbeddingTable, *, compiled: bool | None = None) -> CompiledSums | None:
@@ -97,18 +98,24 @@ class CompiledSums:
         return cls(table) if wanted else None
 
     def __call__(self, found: list[tuple[Read, Tensor]]) -> int:
-        """Number of distinct rows, after adding up their gradients."""
-        self._make_room(sum([read.ids.shape[0] for read, _ in found]))
-        places, count = (self.padding, self.slots, self.rows, self.totals), 0
-        for read, gradient in found:
-            ids, values, first = read.ids.numpy(), gradient.contiguous().numpy(), read.columns.start
+        """Number of distinct rows of reads with gradients, after adding those up."""
+        num_ids = sum([read.ids.shape[0] for read, _ in found])
+        if num_ids > len(self.rows):
+            self._make_room(2 * num_ids, self._totals.shape[1])
+        self._places.fill(-1)
+        self._gradients = [gradient.contiguous().numpy() for _, gradient in found]
+        memory, count = (self._places, self.rows, self.sources, self._totals), 0
+        for (read, _), values in zip(found, self._gradients, strict=True):
+            ids, first = read.ids.numpy(), read.columns.start
             bags, per_bag = (
                 (NO_BAGS, read.bags) if isinstance(read.bags, int) else (read.bags.numpy(), 1)
             )
-            count, _ = self.kernels.add_up(ids, bags, per_bag, values, first or 0, *places, count)
+            count = self.kernels.add_up(
+                ids, bags, per_bag, values, first or 0, self.padding, *memory, count
+            )
         return count
 
-    def _make_room(self, num_ids: int) -> None:
-        if len(self.rows) < num_ids:
-            self.rows = np.empty(2 * num_ids, dtype=np.int64)
-            self.totals = np.empty((2 * num_ids, self.totals.shape[1]), dtype=np.float32)
+    def _make_room(self, num_ids: int, dim: int) -> None:
+        self.rows, self.sources = np.empty((2, num_ids), dtype=np.int64)
+        self._totals = np.empty((num_ids, dim), dtype=np.float32)
+        self._places = np.empty(2 ** (2 * num_ids - 1).bit_length(), dtype=np.int32)
