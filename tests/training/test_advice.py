@@ -126,20 +126,23 @@ def test_a_small_catalogue_is_not_drawn_from_beyond_its_size():
 
 
 def test_later_items_are_masked_where_there_are_many():
-    def of(later, masking, per_uniform=0.2 / 1000):
-        facts = Facts(128, 100_000, 0.001, normalized=True, later=later)
-        return choose(Costs(1.0, per_uniform, 1e-9, masking=masking), facts, 1.2)
+    def of(later, masking, per_uniform=0.2 / 1000, num_items=100_000):
+        facts = Facts(128, num_items, 0.001, normalized=True, later=later)
+        return choose(Costs(1.0, per_uniform, 0.2 / 1000, masking=masking), facts, 1.2)
 
     masked = of(0.001, 0.1)
     assert masked.loss == {"mask_later": True}
-    assert masked.sampler["num_uniform"] == 256  # half of the allowance is spent
+    assert masked.sampler == {"name": "in_batch"}
+    assert "they brought nothing" in masked.reason
     assert "users like 0.1% of a batch's items later" in masked.reason
     few = of(0.0009, 0.1)
     assert few.loss == {}
     assert few.sampler["num_uniform"] == 512
-    dear = of(0.5, 0.21)
+    dear = of(0.5, 0.1, per_uniform=0.1)
     assert dear.loss == {"mask_later": True}
-    assert dear.sampler == {"name": "in_batch"}  # nothing is left to spend
+    assert dear.sampler["capacity"] == 256  # half of the allowance is spent on the mask
+    assert of(0.5, 0.21, per_uniform=0.1).sampler == {"name": "in_batch"}  # and here all of it
+    assert of(0.5, 0.01, num_items=300).sampler == {"name": "uniform", "num_negatives": 300}
 
 
 def test_the_share_of_later_items_is_counted(dataset, recipe, monkeypatch):

@@ -169,10 +169,8 @@ def _affordable(
         choice = f"all {num_items:,} items fit, which is the full softmax"
         return {"name": "uniform", "num_negatives": num_items}, choice
     turn = next((turn for turn, count in uniform.items() if count >= B), None)
-    if turn and (not facts.normalized or facts.interests > 1):
-        beside = "several interests a user" if facts.normalized else "dot products"
-        choice = f"uniform items fit, but beside {beside} they did harm on most sets we measured"
-        return {"name": "in_batch"}, choice
+    if turn and (why := _against_uniform(facts)):
+        return {"name": "in_batch"}, f"uniform items fit, but {why}"
     if turn:
         count = min(_rounded(uniform[turn], B, MOST_UNIFORM * B), num_items)
         often = "" if turn == 1 else f" every {turn} steps"
@@ -184,6 +182,17 @@ def _affordable(
         choice = f"encoding items is too dear, {capacity} cached vectors fit"
         return {"name": "cross_batch", "capacity": capacity} | SAFE_BANK, choice
     return {"name": "in_batch"}, "nothing more fits than the batch's own items"
+
+
+def _against_uniform(facts: Facts) -> str:
+    """Why uniform items are left out though they fit; nothing where they are not."""
+    if facts.interests > 1:
+        return "beside several interests a user they did harm on most sets we measured"
+    if not facts.normalized:
+        return "beside dot products they did harm on most sets we measured"
+    if facts.later >= LATER_SHARE:
+        return "where users like so much of what there is they brought nothing"
+    return ""
 
 
 def later_share(recipe: Recipe, dataset: Dataset) -> float:
