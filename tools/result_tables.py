@@ -43,7 +43,6 @@ RULES = {
 }
 DATA = {
     "book-1m": "Amazon-Books sample",
-    "book-1m-10k": "Amazon-Books sample, 10,000 steps",
     "ml-1m": "MovieLens-1M",
     "beauty": "Amazon-Beauty",
     "electronic-1m": "Amazon-Electronics sample",
