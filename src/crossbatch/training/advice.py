@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from crossbatch.models import TwoTower
     from crossbatch.training.trainer import Trainer
 
-MARGIN = 0.8  # of the allowance that is spent: a long run costs more than a short look says
+MARGIN = 0.7  # of the allowance that is spent: a long run costs more than a short look says
 TURNS = (1, 2, 4)  # steps from one draw of uniform items to the next
 MOST_UNIFORM, MOST_CACHED = 8, 16  # in batches: about the paper's 1152 and 2432 at B = 128
 LATER_SHARE = 0.001  # of a batch's columns that the row's user likes later; fewer change nothing
