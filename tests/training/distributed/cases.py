@@ -155,8 +155,9 @@ def gradients(trainer, dataset, recipe, ranks) -> dict[str, torch.Tensor]:
         if parameter.grad is not None
     }
     for name, table in optimizer.tables.items():
-        reads = [(read, read.leaf.grad) for read in table.reads if read.leaf.grad is not None]
-        found[f"rows.{name}"], found[f"sums.{name}"] = add_up(reads, 0)
+        reads = [(read, read.wide_gradient) for read in table.reads]
+        given = [(read, gradient) for read, gradient in reads if gradient is not None]
+        found[f"rows.{name}"], found[f"sums.{name}"] = add_up(given, 0)
     optimizer.forget()
     torch.set_rng_state(state)
     return found
