@@ -15,6 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from crossbatch.errors import ConfigError, OtherRankError, RankLostError
 from crossbatch.training.distributed.ranks import LostContactError, Ranks
+from crossbatch.training.endings import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,8 +62,10 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Ranks | None]:
         yield ranks
     except LostContactError:
         raise RankLostError(_who_is_lost(store, ranks, timeout)) from None
-    except BaseException:
+    except BaseException as error:
         store.set(f"left/{rank}", SPOKE)
+        if isinstance(error, Interrupted):  # as all ranks agreed: nobody waits for an answer
+            dist.destroy_process_group()
         raise
     dist.destroy_process_group()
 
