@@ -111,8 +111,12 @@ def test_a_bank_is_read_until_it_repeats_itself():
     counts = torch.tensor([7.0, 3.0, 1.0] + [0.0] * B)  # q = 3/4, 1/4: 1.6 equally likely items
     one_sided = CrossBatchSampler(Corpus(counts, dim=2), capacity=99, max_repeats=10.0)
     assert one_sided.max_rows == 16
-    with pytest.raises(ValueError, match=r"max_repeats must not be negative \(0 is off\), got -1"):
-        sampler(max_repeats=-1.0)
+
+
+@pytest.mark.parametrize("limit", [-1.0, math.inf, math.nan])
+def test_repeats_out_of_range_are_refused(limit):
+    with pytest.raises(ValueError, match=r"max_repeats must be finite and not negative .*, got"):
+        sampler(max_repeats=limit)
 
 
 def test_a_resumed_sampler_reads_as_much_as_an_unbroken_one():

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from crossbatch import kernels
 from crossbatch.config import Recipe
 from crossbatch.data import Dataset, PrepareOptions, open_dataset, prepare
 from crossbatch.data.synthetic import SynthOptions, synthetic_source
@@ -31,6 +32,15 @@ RECIPE = Recipe.from_dict(
         },
     }
 )
+
+
+@pytest.fixture(params=["torch", "numba"])
+def with_and_without_numba(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test holds for both ways to the same numbers."""
+    if request.param == "numba":
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setattr(kernels, "HAS_NUMBA", False)
 
 
 @pytest.fixture

@@ -3,18 +3,10 @@
 import pytest
 import torch
 
-from crossbatch import kernels
 from crossbatch.models import EmbeddingTable
 from crossbatch.training.row_adagrad import RowAdagrad
 
-
-@pytest.fixture(params=["torch", "numba"], autouse=True)
-def path(request, monkeypatch):
-    """Every test holds for both ways to the same numbers."""
-    if request.param == "numba":
-        pytest.importorskip("numba")
-    else:
-        monkeypatch.setattr(kernels, "HAS_NUMBA", False)
+pytestmark = pytest.mark.usefixtures("with_and_without_numba")
 
 
 @pytest.mark.parametrize("padding_row", [None, 0])

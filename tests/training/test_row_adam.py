@@ -5,21 +5,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from crossbatch import kernels
 from crossbatch.models import EmbeddingTable
 from crossbatch.training.row_adam import RowAdam
 from crossbatch.training.schedules import SCHEDULES
 
+pytestmark = pytest.mark.usefixtures("with_and_without_numba")
 ROWS, DIM = 30, 4
-
-
-@pytest.fixture(params=["torch", "numba"], autouse=True)
-def path(request, monkeypatch):
-    """Every test holds for both ways to the same numbers."""
-    if request.param == "numba":
-        pytest.importorskip("numba")
-    else:
-        monkeypatch.setattr(kernels, "HAS_NUMBA", False)
 
 
 def constant(lr: float):

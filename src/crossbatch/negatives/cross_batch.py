@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -77,8 +78,10 @@ class CrossBatchSampler(InBatchSampler):
         check_bank_options(warmup_steps, item_gradient)
         if not 0 <= max_staleness < 1:
             raise ValueError(f"max_staleness must be between 0 (off) and 1, got {max_staleness}")
-        if max_repeats < 0:
-            raise ValueError(f"max_repeats must not be negative (0 is off), got {max_repeats}")
+        if not 0 <= max_repeats < math.inf:
+            raise ValueError(
+                f"max_repeats must be finite and not negative (0 is off), got {max_repeats}"
+            )
         self.bank = MemoryBank(capacity, corpus.dim, dtype=bank_dtype)
         self.warmup_steps = warmup_steps
         self.item_gradient = item_gradient
