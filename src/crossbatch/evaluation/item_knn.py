@@ -89,7 +89,8 @@ def nearest_items(
         itself = other == row + first
         row, other, together = row[~itself], other[~itself], together[~itself]
         similarity = together / (norms[row + first] * norms[other])
-        place, order = _place_in_row(row, similarity)
+        # Squared and without the row's own norm: quotients of integers, in which equal ones tie.
+        place, order = _place_in_row(row, together.astype(np.float64) ** 2 / frequency[other])
         kept = order[place < neighbours]
         counts.append(np.bincount(row[kept], minlength=stop - first))
         found.append(other[kept].astype(np.int32))
