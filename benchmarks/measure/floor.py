@@ -6,11 +6,12 @@ FLOP are the multiplications and additions of the matrix products that any imple
 forward and backward, over real history positions only (padding is free):
 
     MLP of n rows        3 · 2n Σ in·out       forward; backward for weights and for inputs
-    mean of the history  2 · 2Pd               each of P positions in, its gradient out
-    GRU                  3 · 2(P + P − B)·3d²  inputs and states, of which each first one is zero
+    mean of the history  2 · 2Pw               each of P positions in, its gradient out
+    GRU                  3 · 2(Pw + (P − B)d)·3d   inputs and states, of which each first is zero
     MIND                 see `_mind`
     softmax              2BNd + 2BNd + 2BGd    logits; user gradient; gradient of the G live columns
 
+Items are described by w = 2d numbers, id and category, in both towers.
 A row of the id table costs its weight and two moments, read and written: 6 · 4d bytes.
 Each logit, gate and routing weight costs one exponential. Everything else (biases, masks, random
 draws, small tables, the towers' own optimiser, batch assembly) is counted as free: it is a floor.
@@ -50,6 +51,11 @@ class Shape:
     num_uniform: int = 1152
     M: int = 2432
     L: int = 20
+
+    @property
+    def w(self) -> int:
+        """Width of what describes an item: its id vector and its category's."""
+        return 2 * self.d
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +138,7 @@ def work(model: str, sampler: str, shape: Shape, positions: float, rows: float) 
     chosen = columns(sampler, shape)
     user_flop, user_exponentials = USER_TOWERS[model](shape, positions)
     flop = {
-        "item tower": 3 * 2 * chosen.encoded * (2 * d * HIDDEN + HIDDEN * d),
+        "item tower": 3 * 2 * chosen.encoded * (shape.w * HIDDEN + HIDDEN * d),
         "user tower": user_flop,
         "logits": 2 * B * chosen.total * d,
         "user gradient": 2 * B * chosen.total * d,
@@ -142,30 +148,29 @@ def work(model: str, sampler: str, shape: Shape, positions: float, rows: float) 
 
 
 def _youtube_dnn(shape: Shape, P: float) -> tuple[float, float]:
-    pooling = 2 * 2 * P * shape.d
-    mlp = 3 * 2 * shape.B * (shape.d * HIDDEN + HIDDEN * shape.d)
+    pooling = 2 * 2 * P * shape.w
+    mlp = 3 * 2 * shape.B * (shape.w * HIDDEN + HIDDEN * shape.d)
     return pooling + mlp, 0
 
 
 def _gru4rec(shape: Shape, P: float) -> tuple[float, float]:
     d = shape.d
-    kernel = d * 3 * d
-    return 3 * 2 * P * kernel + 3 * 2 * (P - shape.B) * kernel, 3 * P * d
+    return 3 * 2 * (P * shape.w + (P - shape.B) * d) * 3 * d, 3 * P * d
 
 
 def _mind(shape: Shape, P: float) -> tuple[float, float]:
     """Routing weights carry no gradient; interests do, as if the readout mixed all K of them.
 
-    Forward: the bilinear map of every position once, or of the K sums in every round, whichever is
-    less; one product with the positions for every sum and for every agreement; the dense layer; the
-    scores of the readout. Backward: two products each for the dense layer and for the map of the K
-    sums, and the gradient of the positions.
+    Forward: one product with the positions for every sum and for every agreement, after the
+    bilinear map of every position, or before that of the K sums in every round, whichever is less;
+    the dense layer; the scores of the readout. Backward: two products each for the dense layer and
+    for the map of the K sums, and the gradient of the positions.
     """
-    B, d, K, rounds = shape.B, shape.d, shape.K, shape.iterations
-    mapping = 2 * d * d * min(P, (2 * rounds - 1) * B * K)
-    products = 2 * K * P * d * (2 * rounds - 1)
-    forward = mapping + products + 2 * B * K * d * d + 2 * B * K * d
-    backward = 2 * 2 * B * K * d * d + 2 * 2 * d * d * min(P, B * K) + 2 * K * P * d
+    B, d, w, K, rounds = shape.B, shape.d, shape.w, shape.K, shape.iterations
+    mapped = 2 * w * d * P + 2 * K * P * d * (2 * rounds - 1)
+    unmapped = (2 * w * d * B * K + 2 * K * P * w) * (2 * rounds - 1)
+    forward = min(mapped, unmapped) + 2 * B * K * d * d + 2 * B * K * d
+    backward = 2 * 2 * B * K * d * d + 2 * 2 * w * d * min(P, B * K) + 2 * K * P * w
     return forward + backward, rounds * K * P
 
 

@@ -10,6 +10,7 @@ import torch
 from crossbatch.data import Batch
 from crossbatch.models import FeatureTable, build_model
 from crossbatch.negatives import SAMPLERS, Candidates, Corpus, CrossBatchSampler
+from crossbatch.training.direct import DirectTrainer
 from crossbatch.training.optimizer import Adam
 from crossbatch.training.trainer import Trainer
 from measure.floor import HIDDEN, Shape
@@ -58,6 +59,7 @@ class Point:
             self.model,
             self.num_items,
             shape.d,
+            history="content",
             tower=tower_options(self.model, shape),
             item={"hidden": (HIDDEN,), "feature_dims": {"category": shape.d}},
             item_features={
@@ -69,7 +71,7 @@ class Point:
         if isinstance(sampler, CrossBatchSampler) and shape.M:
             ids = popular(self.num_items, shape.M)
             sampler.bank.enqueue(Candidates(torch.randn(shape.M, shape.d), ids, sampler.log_q(ids)))
-        trainer = Trainer(towers, sampler, Adam(towers, semantics="lazy"))
+        trainer = DirectTrainer.of(Trainer(towers, sampler, Adam(towers, semantics="lazy")))
         batches = self._batches()
         return lambda: trainer.train_step(next(batches))
 

@@ -60,13 +60,14 @@ def sampler_options(sampler: str, shape: Shape) -> dict[str, Any]:
 
 
 def recipe(model: str, sampler: str, shape: Shape, *, adam: str = "lazy") -> Recipe:
-    """Id and category through an MLP in the item tower; `adam` may also be `"adagrad"`."""
+    """Both towers read ids and categories; `adam` may also be `"adagrad"`."""
     tables = {"tables": "adagrad"} if adam == "adagrad" else {"adam": adam}
     return Recipe.from_dict(
         {
             "model": {
                 "name": model,
                 "dim": shape.d,
+                "history": "content",
                 "item_features": ["category"],
                 "user_features": [],
                 "item": {"hidden": [HIDDEN], "feature_dims": {"category": shape.d}},

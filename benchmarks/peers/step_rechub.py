@@ -43,11 +43,20 @@ def item_features(samples: Samples) -> tuple[SparseFeature, SequenceFeature]:
 def dssm(samples: Samples) -> Step:
     item, history = item_features(samples)
     category = SparseFeature("category", samples.num_categories, embed_dim=DIM)
-    model = DSSM([history], [item, category], {"dims": DIMS}, {"dims": DIMS})
+    categories = SequenceFeature(
+        "categories",
+        samples.num_categories,
+        embed_dim=DIM,
+        pooling="mean",
+        shared_with="category",
+        padding_idx=0,
+    )
+    model = DSSM([history, categories], [item, category], {"dims": DIMS}, {"dims": DIMS})
     trainer = MatchTrainer(model, mode=2, in_batch_neg=True)
     batches = endless(
         {
             "history": samples.history,
+            "categories": samples.categories[samples.history],
             "item": samples.items,
             "category": samples.categories[samples.items],
         }

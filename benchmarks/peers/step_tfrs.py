@@ -28,7 +28,7 @@ def mlp() -> tf.keras.Model:
 
 
 class TwoTower(tfrs.Model):  # type: ignore[misc]
-    """Mean of the history's id vectors → MLP; id and category vectors → MLP."""
+    """Id and category vectors of items, or their mean over the history → MLP."""
 
     def __init__(self, samples: Samples) -> None:
         super().__init__()
@@ -43,23 +43,33 @@ class TwoTower(tfrs.Model):  # type: ignore[misc]
 
     def compute_loss(self, inputs: tuple[tf.Tensor, ...], training: bool = False) -> tf.Tensor:
         """The task's loss of a batch; called by Keras."""
-        history, items, categories = inputs
-        users = self.user(self.pooling(self.ids(history), mask=self.ids.compute_mask(history)))
-        joined = tf.concat([self.ids(items), self.categories(categories)], axis=1)
+        history, their_categories, items, categories = inputs
+        seen = self.joined(history, their_categories)
+        users = self.user(self.pooling(seen, mask=self.ids.compute_mask(history)))
         return self.task(
             users,
-            self.item(joined),
+            self.item(self.joined(items, categories)),
             candidate_sampling_probability=tf.gather(self.law, items),
             candidate_ids=items,
             compute_metrics=False,
         )
+
+    def joined(self, items: tf.Tensor, categories: tf.Tensor) -> tf.Tensor:
+        """`[*]` and `[*]` → `[*, 2 d]`."""
+        return tf.concat([self.ids(items), self.categories(categories)], axis=-1)
 
 
 def prepared(samples: Samples, optimizer: str) -> Step:
     tf.keras.utils.set_random_seed(0)
     model = TwoTower(samples)
     model.compile(optimizer=OPTIMIZERS[optimizer](0.001))
-    columns = (samples.history, samples.items, samples.categories[samples.items])
+    categories = samples.categories
+    columns = (
+        samples.history,
+        categories[samples.history],
+        samples.items,
+        categories[samples.items],
+    )
     loader = tf.data.Dataset.from_tensor_slices(columns).shuffle(len(samples.items)).repeat()
     batches = loader.batch(BATCH_SIZE, drop_remainder=True)
     iterator, train_step = iter(batches), tf.function(model.train_step)

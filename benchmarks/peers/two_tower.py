@@ -11,29 +11,32 @@ from peers.samples import BATCH_SIZE, DIM, HIDDEN, Samples
 
 
 class TwoTower(nn.Module):
-    """Mean of the history's id vectors → MLP; id and category vectors → MLP."""
+    """Id and category vectors of items, or their mean over the history → MLP."""
 
     def __init__(self, samples: Samples, *, sparse: bool) -> None:
         super().__init__()
         rows = samples.num_items + 1
         self.ids = nn.Embedding(rows, DIM, padding_idx=0, sparse=sparse)
         self.categories = nn.Embedding(samples.num_categories, DIM, sparse=sparse)
-        self.user = nn.Sequential(nn.Linear(DIM, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, DIM))
+        self.user = nn.Sequential(nn.Linear(2 * DIM, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, DIM))
         self.item = nn.Sequential(nn.Linear(2 * DIM, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, DIM))
         self.category_of = torch.from_numpy(samples.categories)
 
     def users(self, history: Tensor) -> Tensor:
         """`[B, L]` → `[B, d]`."""
         real = (history != 0).unsqueeze(2)
-        mean = (self.ids(history) * real).sum(dim=1) / real.sum(dim=1)
+        mean = (self.joined(history) * real).sum(dim=1) / real.sum(dim=1)
         vectors: Tensor = self.user(mean)
         return vectors
 
     def items(self, ids: Tensor) -> Tensor:
         """`[N]` → `[N, d]`."""
-        joined = torch.cat([self.ids(ids), self.categories(self.category_of[ids])], dim=1)
-        vectors: Tensor = self.item(joined)
+        vectors: Tensor = self.item(self.joined(ids))
         return vectors
+
+    def joined(self, ids: Tensor) -> Tensor:
+        """`[*]` → `[*, 2 d]`."""
+        return torch.cat([self.ids(ids), self.categories(self.category_of[ids])], dim=-1)
 
 
 def optimizers(model: TwoTower, *, sparse: bool) -> list[torch.optim.Optimizer]:

@@ -31,7 +31,7 @@ class ModelConfig:
     Attributes:
         name: A key of `MODELS`.
         dim: Dimension d of all vectors.
-        history: `"id"` (tied id table) or `"item_tower"`.
+        history: `"id"` (tied id table), `"content"` or `"item_tower"`; see `TwoTower`.
         normalize: Whether vectors are L2-normalised.
         history_dropout: Share of history items forgotten at random in training.
         item_features: Names of the content features to use; `["*"]` for all that the data has.

@@ -35,7 +35,7 @@ def counted(negatives):
 @pytest.mark.parametrize(("sampler", "negatives"), [("in_batch", 0), ("mixed", 1152)])
 def test_products_are_those_of_autograd(sampler, negatives):
     flop = work("youtube_dnn", sampler, SHAPE, POSITIONS, rows=1).flop
-    pooling = 4 * POSITIONS * DIM  # sums, no products
+    pooling = 4 * POSITIONS * 2 * DIM  # sums, no products
     assert sum(flop.values()) - pooling == counted(negatives)
 
 
@@ -56,7 +56,7 @@ def test_uniform_scores_its_own_columns_and_encodes_the_positives_too():
 def test_gru_by_hand():
     """Three gates of input and state, thrice each; the first state of each row is zero."""
     flop = work("gru4rec", "in_batch", SHAPE, POSITIONS, rows=1).flop["user tower"]
-    assert flop == 3 * 2 * (1_000 + 1_000 - 128) * 64 * 192
+    assert flop == 3 * 2 * (1_000 * 128 + (1_000 - 128) * 64) * 192
 
 
 def test_mind_grows_with_interests_and_rounds():

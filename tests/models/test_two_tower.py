@@ -174,8 +174,12 @@ def test_foreign_item_tower_may_lend_its_table():
     ("tower", "options", "message"),
     [
         (CountingTower(), {}, 'history="id" needs an item tower with an id table'),
-        (ItemTower(9, DIM, id_dim=4), {}, r'history="id" needs an id embedding .* got id_dim=4'),
-        (ItemTower(9, DIM), {"history": "ids"}, "history must be one of id, item_tower, got 'ids'"),
+        (CountingTower(), {"history": "content"}, "needs an item tower with a method columns"),
+        (
+            ItemTower(9, DIM),
+            {"history": "ids"},
+            "history must be one of id, content, item_tower, got 'ids'",
+        ),
         (ItemTower(9, DIM), {"history_dropout": 1.0}, r"history_dropout must be in \[0, 1\)"),
         (ItemTower(9, DIM), {"history_dropout": -0.1}, r"history_dropout must be in \[0, 1\)"),
     ],

@@ -164,13 +164,15 @@ def test_so_has_one_of_other_towers_over_two_batches(
 
 
 @pytest.mark.parametrize("user_features", [[], ["*"]], ids=["history", "profile"])
+@pytest.mark.parametrize("history", ["content", "item_tower"])
 @pytest.mark.parametrize("model", MODELS)
-def test_so_has_one_whose_histories_go_through_the_item_tower(
-    dataset, recipe, model, user_features, monkeypatch
+def test_so_has_one_whose_histories_are_read_with_their_content(
+    dataset, recipe, model, history, user_features, monkeypatch
 ):
-    """The item tower's layers then learn from both sides."""
+    """Tables of the item tower, or its layers too, then learn from both sides."""
     document = recipe.to_dict()
-    document["model"] |= {"name": model, "history": "item_tower", "item": {"hidden": [16]}}
+    document["model"] |= {"name": model, "history": history}
+    document["model"] |= {"item": {"hidden": [16], "id_dim": 6}}
     document["model"] |= {"history_dropout": 0.3, "user_features": user_features}
     document["sampler"] = {"name": "mixed"} | SAMPLER_OPTIONS["mixed"]
     document["train"] |= {"adam": "lazy"}
@@ -187,7 +189,7 @@ def test_so_has_one_whose_histories_go_through_the_item_tower(
         ("mind", []),
     ],
 )
-@pytest.mark.parametrize("history", ["id", "item_tower"])
+@pytest.mark.parametrize("history", ["id", "content", "item_tower"])
 def test_the_papers_towers_need_no_graph(dataset, recipe, model, user_features, history):
     document = recipe.to_dict()
     document["model"] |= {"name": model, "history": history, "user_features": user_features}

@@ -31,15 +31,19 @@ class UserBatch(Protocol):
         ...
 
 
-class Towers(Protocol):
+class ItemEncoder(Protocol):
+    """What gives vectors to items."""
+
+    def items(self, item_ids: Tensor) -> Tensor:
+        """`[N]` item ids → `[N, d]`."""
+        ...
+
+
+class Towers(ItemEncoder, Protocol):
     """A two-tower model as evaluation sees it; `crossbatch.models.TwoTower` is one."""
 
     def users(self, history: Tensor, user_ids: Tensor | None = None) -> Tensor:
         """`[B, L]` histories → `[B, K, d]` interests."""
-        ...
-
-    def items(self, item_ids: Tensor) -> Tensor:
-        """`[N]` item ids → `[N, d]`."""
         ...
 
 
@@ -73,7 +77,9 @@ def model_recommender(
 
 
 @torch.no_grad()
-def encode_items(model: Towers, num_items: int, *, device: torch.device | str = "cpu") -> Tensor:
+def encode_items(
+    model: ItemEncoder, num_items: int, *, device: torch.device | str = "cpu"
+) -> Tensor:
     """Return `[num_items + 1, d]` float32 item vectors; row 0 (padding) is zero."""
     vectors: Tensor | None = None
     for start in range(1, num_items + 1, ITEM_CHUNK):

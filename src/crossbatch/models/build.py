@@ -1,5 +1,6 @@
 """The table of user towers, and a whole model from a name."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from .gru4rec import GRU4Rec
 from .item_tower import NO_FEATURES, ItemTower
 from .mind import MIND
 from .sasrec import SASRec
-from .two_tower import TwoTower
+from .two_tower import TwoTower, history_dim
 from .youtube_dnn import YouTubeDNN
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
@@ -61,12 +62,26 @@ def build_model(
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(MODELS)}"
         raise ValueError(f"unknown model {name!r}: {hint}")
     item_tower = ItemTower(num_items, dim, features=item_features, **{"sparse": sparse, **item})
+    options = tower_options(name, tower, dim, history_dim(item_tower, history))
     return TwoTower(
         item_tower,
-        MODELS[name](dim, **tower),
+        MODELS[name](dim, **options),
         history=history,
         user_features=user_features,
         normalize=normalize,
         history_dropout=history_dropout,
         sparse=sparse,
     )
+
+
+def tower_options(
+    name: str, options: Mapping[str, Any], dim: int, input_dim: int | None
+) -> dict[str, Any]:
+    """Options of the user tower `MODELS[name]`, the width of the histories it reads among them.
+
+    A tower that knows no `input_dim`, or reads vectors of width d, is told nothing.
+    """
+    known = inspect.signature(MODELS[name]).parameters if name in MODELS else {}
+    if input_dim in (None, dim) or "input_dim" not in known:
+        return dict(options)
+    return {"input_dim": input_dim, **options}

@@ -21,3 +21,10 @@ def check_share(argument: str, value: float) -> None:
     """Raise `ValueError` unless `value` is in [0, 1)."""
     if not 0 <= value < 1:
         raise ValueError(f"{argument} must be in [0, 1), got {value}")
+
+
+def input_width(input_dim: int | None, dim: int) -> int:
+    """Width of the vectors that a user tower reads: `input_dim`, or `dim` where that is None."""
+    width = dim if input_dim is None else input_dim
+    check_at_least_one(input_dim=width)
+    return width

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from .checks import check_at_least_one, check_choice
+from .checks import check_at_least_one, check_choice, input_width
 from .dense import dense_layer
 from .embedding import EmbeddingTable
 from .readout import READOUTS
@@ -14,6 +14,7 @@ class ComiRecSA(nn.Module):
 
     Args:
         dim: Width d.
+        input_dim: Width of the history's vectors, which a linear layer brings to d; d unless given.
         interests: Number K of interests.
         hidden_size: Width of the attention layer; 4 d unless given.
         positions: Whether position vectors P are added before the attention layer.
@@ -26,6 +27,7 @@ class ComiRecSA(nn.Module):
         self,
         dim: int,
         *,
+        input_dim: int | None = None,
         interests: int = 4,
         hidden_size: int | None = None,
         positions: bool = True,
@@ -37,14 +39,17 @@ class ComiRecSA(nn.Module):
         hidden_size = 4 * dim if hidden_size is None else hidden_size
         check_at_least_one(interests=interests, hidden_size=hidden_size, max_length=max_length)
         check_choice("readout", readout, READOUTS)
-        self.dim, self.max_length, self.readout, self.power = dim, max_length, readout, power
+        self.dim, self.input_dim = dim, input_width(input_dim, dim)
+        self.max_length, self.readout, self.power = max_length, readout, power
+        self.narrow = nn.Identity() if self.input_dim == dim else dense_layer(self.input_dim, dim)
         self.positions = EmbeddingTable(max_length, dim, sparse=False) if positions else None
         self.attention = nn.Sequential(
             dense_layer(dim, hidden_size), nn.Tanh(), dense_layer(hidden_size, interests)
         )
 
     def forward(self, history: Tensor, mask: Tensor) -> Tensor:
-        """Interests `[B, K, d]` of histories `[B, L, d]` with mask `[B, L]`."""
+        """Interests `[B, K, d]` of histories `[B, L, w]` with mask `[B, L]`."""
+        history = self.narrow(history)
         placed = history
         if self.positions is not None:
             order = torch.arange(history.shape[1], device=history.device)

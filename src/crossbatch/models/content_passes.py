@@ -29,6 +29,7 @@ from .pass_parts import Arrays, Ending, keeper_of
 Array = np.ndarray
 # From ids `[N]` to vectors `[N, w]`, and from their gradient to whatever learns.
 ContentPass = Callable[[Tensor], tuple[Array, Callable[[Array], object]]]
+FIRST = np.zeros(1, dtype=np.int64)  # where the columns of a table begin that is read alone
 
 
 class TagsPass:
@@ -123,20 +124,47 @@ class ColumnsPass:
     def __call__(self, ids: Tensor) -> tuple[Array, Callable[[Array], None]]:
         """Columns `[N, width]` of ids `[N]`, and where their gradient goes."""
         joined = np.empty((len(ids), self.width), dtype=np.float32)
-        rows_of = self._read(ids, joined)
+        found = self._about_to_read(ids)
+        if self.tables:
+            self._rows.gather(self.weights(), found, self.firsts, joined)
         ways_back = []
         for columns, content in self.others:
             joined[:, columns], way_back = content(ids)
             ways_back.append((columns, way_back))
 
         def backward(gradient: Array) -> None:
-            leaf = torch.from_numpy(gradient)
-            for table, rows, columns in zip(self.tables, rows_of, self.columns, strict=True):
-                keeper_of(table).after_read(Read(rows, 1, leaf, columns, given=True))
+            self._give_back(found, 1, gradient)
             for columns, way_back in ways_back:
                 way_back(gradient[:, columns].copy())
 
         return joined, backward
+
+    def mean(self, ids: Tensor, stops: Array) -> tuple[Array, Callable[[Array], None]]:
+        """Means `[B, width]` over ids `[P]` history by history, zeros for an empty one; likewise.
+
+        Histories end at `stops` `[B]`. Columns of single ids are written of few kinds of content.
+        """
+        found = self._about_to_read(ids)
+        mean = np.empty((len(stops), self.width), dtype=np.float32)
+        bags, share = self._rows.bags_until(stops)
+        if self.tables:
+            self._rows.mean_columns(self.weights(), found, self.firsts, stops, share, mean)
+        ways_back = []
+        for columns, content in self.others:
+            vectors, way_back = content(ids)
+            every = np.arange(len(ids))[None]
+            part = np.empty((len(stops), vectors.shape[1]), dtype=np.float32)
+            self._rows.mean_columns((vectors,), every, FIRST, stops, share, part)
+            mean[:, columns] = part
+            ways_back.append((columns, way_back))
+
+        def backward(gradient: Array) -> None:
+            self._rows.scale_rows(gradient, share)
+            self._give_back(found, torch.from_numpy(bags), gradient)
+            for columns, way_back in ways_back:
+                way_back(gradient[:, columns][bags])
+
+        return mean, backward
 
     def _add_table(self, table: EmbeddingTable, values: Array | None) -> None:
         self.tables.append(table)
@@ -147,10 +175,8 @@ class ColumnsPass:
         self.width += dim
         return slice(self.width - dim, self.width)
 
-    def _read(self, item_ids: Tensor, joined: Array) -> list[Tensor]:
-        """Rows of the tables into their columns of `joined`; which rows, for each table."""
-        if not self.tables:
-            return []
+    def _about_to_read(self, item_ids: Tensor) -> Array:
+        """The rows `[tables, N]` of items `[N]`, after their keepers have been told of them."""
         ids = item_ids.numpy()
         found = np.empty((len(self.tables), len(ids)), dtype=np.int64)
         for values, own in zip(self.values, found, strict=True):
@@ -158,8 +184,13 @@ class ColumnsPass:
                 own[:] = ids
             else:
                 self._rows.gather_values(values, ids, own)
-        rows_of = [torch.from_numpy(rows) for rows in found]
-        for table, rows in zip(self.tables, rows_of, strict=True):
-            keeper_of(table).before_read(rows)
-        self._rows.gather(self.weights(), found, self.firsts, joined)
-        return rows_of
+        for table, rows in zip(self.tables, found, strict=True):
+            keeper_of(table).before_read(torch.from_numpy(rows))
+        return found
+
+    def _give_back(self, found: Array, bags: Tensor | int, gradient: Array) -> None:
+        """Hand the gradient of rows that were read, or of their sums, to the tables' keepers."""
+        leaf = torch.from_numpy(gradient)
+        for table, rows, columns in zip(self.tables, found, self.columns, strict=True):
+            read = Read(torch.from_numpy(rows), bags, leaf, columns, given=True)
+            keeper_of(table).after_read(read)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from .checks import check_at_least_one
+from .checks import check_at_least_one, input_width
 from .dense import dense_layer
 from .gru_scan import gru_scan, gru_states
 from .routing import can_compile
@@ -103,24 +103,30 @@ class GRU4Rec(nn.Module):
 
     Args:
         dim: Width d.
+        input_dim: Width of the history's vectors; d unless given.
         hidden_size: Units of the GRU; where this is not d, a linear layer follows.
         reset_before: Whether the reset gate acts on the state before the recurrent product (TF1,
             hence ComiRec) or after it (cuDNN and `torch.nn.GRU`).
     """
 
     def __init__(
-        self, dim: int, *, hidden_size: int | None = None, reset_before: bool = True
+        self,
+        dim: int,
+        *,
+        input_dim: int | None = None,
+        hidden_size: int | None = None,
+        reset_before: bool = True,
     ) -> None:
         super().__init__()
         hidden_size = dim if hidden_size is None else hidden_size
         check_at_least_one(hidden_size=hidden_size)
-        self.dim = dim
+        self.dim, self.input_dim = dim, input_width(input_dim, dim)
         layer = ResetBeforeGRU if reset_before else ResetAfterGRU
-        self.gru: ResetBeforeGRU | ResetAfterGRU = layer(dim, hidden_size)
+        self.gru: ResetBeforeGRU | ResetAfterGRU = layer(self.input_dim, hidden_size)
         self.projection = None if hidden_size == dim else dense_layer(hidden_size, dim)
 
     def forward(self, history: Tensor, mask: Tensor) -> Tensor:
-        """User vectors `[B, 1, d]` of histories `[B, L, d]` with mask `[B, L]`."""
+        """User vectors `[B, 1, d]` of histories `[B, L, w]` with mask `[B, L]`."""
         lengths = mask.sum(dim=1)
         if torch.compiler.is_exporting():
             state = self.gru.unrolled(history, mask)

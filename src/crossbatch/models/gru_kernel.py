@@ -32,10 +32,10 @@ def states(
     """Write the state after the last item of each history.
 
     Args:
-        items: `[P, d]`; those of the first step come first, then those of the second, and so on.
+        items: `[P, w]`; those of the first step come first, then those of the second, and so on.
         steps: Histories still running at each step, never growing.
         order: `[steps[0]]` the row of `final` of each history.
-        input_kernel: `[d, 3h]` for r, z, c.
+        input_kernel: `[w, 3h]` for r, z, c.
         gate_kernel: `[h, 2h]`.
         candidate_kernel: `[h, h]`.
         bias: `[3h]`.
@@ -123,8 +123,8 @@ def gradients(
         active: From `states`; afterwards the gradient of the pre-activations.
         before: From `states`.
         reset: From `states`.
-        grad_items: `[P, d]`.
-        grad_input_kernel: `[d, 3h]`.
+        grad_items: `[P, w]`.
+        grad_input_kernel: `[w, 3h]`.
         grad_gate_kernel: `[h, 2h]`.
         grad_candidate_kernel: `[h, h]`.
         grad_bias: `[3h]`.

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .content_passes import FIRST, ColumnsPass
 from .embedding import EmbeddingTable, Read
 from .history import blank_positions
 from .item_passes import ItemsPass
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
     Array = np.ndarray
     GiveBack = Callable[[Array], None]
 
-FIRST = np.zeros(1, dtype=np.int64)  # the one table of a history starts at the first column
-
 
 def history_reader(model: TwoTower) -> HistoryReader:
     """The reader of a model's histories, which are readable."""
-    return RowsReader(model) if model.history == "id" else EncodedReader(model)
+    readers: dict[str, Callable[[TwoTower], HistoryReader]]
+    readers = {"id": RowsReader, "content": ColumnsReader, "item_tower": EncodedReader}
+    return readers[model.history](model)
 
 
 def is_readable(model: TwoTower) -> bool:
     """Whether histories can be read without a graph."""
     if not trainable(model):
         return False
-    if model.history == "item_tower":
+    if model.history != "id":
         return ItemsPass.fits(model)
     return type(getattr(model.item_tower, "table", None)) is EmbeddingTable
 
@@ -59,11 +60,11 @@ class HistoryReader(ABC):
 
     @abstractmethod
     def read(self, ids: Tensor) -> tuple[Array, GiveBack]:
-        """Vectors `[P, d]` of items `[P]`, and where their gradient goes."""
+        """Vectors `[P, w]` of items `[P]`, and where their gradient goes."""
 
     @abstractmethod
     def mean(self, history: Tensor) -> tuple[Array, GiveBack]:
-        """Mean vectors `[B, d]` of histories `[B, L]`, zeros for an empty one; likewise."""
+        """Mean vectors `[B, w]` of histories `[B, L]`, zeros for an empty one; likewise."""
 
     def by_history(self, history: Tensor) -> tuple[Tensor, Array, Tensor]:
         """Real items `[P]` of histories `[B, L]`, where each ends, and positions in it `[P]`."""
@@ -117,6 +118,24 @@ class RowsReader(HistoryReader):
         return mean, give_back
 
 
+class ColumnsReader(HistoryReader):
+    """Items are what the layers of the item tower see: rows of the id table, and content."""
+
+    def __init__(self, model: TwoTower) -> None:
+        super().__init__(model)
+        tower = cast("ItemTower", model.item_tower)
+        self.columns = ColumnsPass(cast("EmbeddingTable | None", tower.table), tower.content)
+
+    def read(self, ids: Tensor) -> tuple[Array, GiveBack]:
+        """As promised."""
+        return self.columns(ids)
+
+    def mean(self, history: Tensor) -> tuple[Array, GiveBack]:
+        """As promised."""
+        ids, stops, _ = self.by_history(history)
+        return self.columns.mean(ids, stops)
+
+
 class EncodedReader(HistoryReader):
     """Items go through the whole item tower, each distinct one once."""
 
@@ -134,10 +153,9 @@ class EncodedReader(HistoryReader):
         """As promised."""
         ids, stops, _ = self.by_history(history)
         vectors, where, add_up = self._encoded(ids)
-        bags = np.repeat(np.arange(len(stops)), np.diff(stops, prepend=0))  # [P]
+        bags, share = self._rows.bags_until(stops)
         mean = np.empty((len(stops), vectors.shape[1]), dtype=np.float32)
-        share = np.empty(len(stops), dtype=np.float32)
-        self._rows.mean_bags(vectors, where, bags, mean, share)
+        self._rows.mean_columns((vectors,), where[None], FIRST, stops, share, mean)
 
         def give_back(gradient: Array) -> None:
             self._rows.scale_rows(gradient, share)

@@ -39,6 +39,7 @@ class ItemTower(nn.Module):
 
     Attributes:
         table: The id table, or None.
+        width: Of what describes an item: its id embedding and its content, side by side.
     """
 
     def __init__(
@@ -63,9 +64,9 @@ class ItemTower(nn.Module):
             table = EmbeddingTable(num_items + 1, id_dim, padding_row=0)
         self.table = table
         self.content = FeatureEncoder(features, feature_dims) if features else None
-        width = (id_dim if id else 0) + (self.content.dim if self.content else 0)
+        self.width = (id_dim if id else 0) + (self.content.dim if self.content else 0)
         bare = self.content is None and not hidden and id_dim == dim
-        self.layers = None if bare else mlp(width, hidden, dim)
+        self.layers = None if bare else mlp(self.width, hidden, dim)
         # Content that is nothing but tables is read together with the ids.
         encoders = self.content.encoders if self.content else ()
         tables = [encoder for encoder in encoders if isinstance(encoder, CategoricalEncoder)]
@@ -74,12 +75,12 @@ class ItemTower(nn.Module):
 
     def forward(self, item_ids: Tensor) -> Tensor:
         """Vectors `[N, d]` of items `[N]`."""
-        joined = self._joined(item_ids)  # [N, width]
-        vectors: Tensor = joined if self.layers is None else self.layers(joined)
+        columns = self.columns(item_ids)  # [N, width]
+        vectors: Tensor = columns if self.layers is None else self.layers(columns)
         return vectors
 
-    def _joined(self, item_ids: Tensor) -> Tensor:
-        """What the layers see, `[N, width]`."""
+    def columns(self, item_ids: Tensor) -> Tensor:
+        """Id embedding and content `[N, width]` of items `[N]`: what the layers see."""
         if isinstance(self.table, EmbeddingTable) and self._categories:
             found = [encoder.lookup(item_ids) for encoder in self._categories]
             return side_by_side([(self.table, item_ids), *found])

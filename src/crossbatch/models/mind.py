@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from .checks import check_at_least_one, check_choice
+from .checks import check_at_least_one, check_choice, input_width
 from .dense import MLP, mlp
 from .readout import READOUTS
 from .routing import can_compile, route, routed
@@ -32,6 +32,7 @@ class MIND(nn.Module):
 
     Args:
         dim: Width d.
+        input_dim: Width of the history's vectors; d unless given.
         interests: Number K of interests.
         iterations: Rounds of routing.
         routing: First routing logits: `"random"` draws them afresh for every history from a normal
@@ -59,6 +60,7 @@ class MIND(nn.Module):
         self,
         dim: int,
         *,
+        input_dim: int | None = None,
         interests: int = 4,
         iterations: int = 3,
         routing: str = "random",
@@ -76,10 +78,11 @@ class MIND(nn.Module):
         check_choice("routing", routing, ROUTINGS)
         check_choice("readout", readout, READOUTS)
         check_choice("bias_start", bias_start, BIAS_STARTS)
-        self.dim, self.num_interests, self.iterations = dim, interests, iterations
+        self.dim, self.input_dim = dim, input_width(input_dim, dim)
+        self.num_interests, self.iterations = interests, iterations
         self.routing, self.stochastic_evaluation = routing, stochastic_evaluation
         self.readout, self.power, self.adaptive = readout, power, adaptive
-        self.bilinear = nn.Linear(dim, dim, bias=bias)
+        self.bilinear = nn.Linear(self.input_dim, dim, bias=bias)
         nn.init.xavier_uniform_(self.bilinear.weight)
         if bias:  # TF1 treats a vector that was given no initialiser like a kernel
             limit = math.sqrt(6 / (2 * dim)) if bias_start == "glorot" else 0.0
@@ -91,7 +94,7 @@ class MIND(nn.Module):
         )
 
     def forward(self, history: Tensor, mask: Tensor) -> Tensor:
-        """Interests `[B, K, d]` of histories `[B, L, d]` with mask `[B, L]`."""
+        """Interests `[B, K, d]` of histories `[B, L, w]` with mask `[B, L]`."""
         absent = self._absent(mask) if self.adaptive else None
         if can_compile(self.bilinear.weight):
             interests = self._over_real_positions(history, mask, absent)

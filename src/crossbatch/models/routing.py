@@ -40,7 +40,7 @@ def route(
     same at a fraction of the cost.
 
     Args:
-        history: `[B, L, d]`.
+        history: `[B, L, w]`.
         mask: `[B, L]`.
         logits: First routing logits `[B, K, L]`.
         bilinear: The shared map.
@@ -83,14 +83,15 @@ def routed(
     """Interests `[B, K, d]`: `route`, then `layer` and a ReLU, compiled, over real positions only.
 
     Args:
-        items: `[P, d]` of one history after the other.
+        items: `[P, w]` of one history after the other.
         stops: `[B]` where each ends.
         logits: First routing logits `[P, K]`.
         iterations: At least 1.
         bilinear: The shared map.
         layer: The layer behind the capsules, or None.
     """
-    d, weight = items.shape[1], bilinear.weight
+    weight = bilinear.weight
+    d = len(weight)
     bias = weight.new_zeros(d) if bilinear.bias is None else bilinear.bias
     dense = weight.new_empty(0, d) if layer is None else layer.weight
     dense_bias = weight.new_empty(0) if layer is None else layer.bias
@@ -112,7 +113,7 @@ class _Routed(torch.autograd.Function):
     ) -> Tensor:
         from .routing_kernel import interests
 
-        found = items.new_empty(len(stops), logits.shape[1], items.shape[1])
+        found = items.new_empty(len(stops), logits.shape[1], len(parameters[0]))
         tensors = (items, stops, logits, *parameters, found)
         ctx.kept = interests(iterations, *(tensor.numpy() for tensor in tensors))
         ctx.save_for_backward(items, stops, found, *parameters)

@@ -39,10 +39,10 @@ def interests(
 
     Args:
         iterations: Rounds of routing, at least 1.
-        items: `[P, d]` of all histories, end to end.
+        items: `[P, w]` of all histories, end to end.
         stops: `[B]` where each history ends in `items`.
         logits: `[P, K]` first routing logits.
-        weight: `[d, d]` the bilinear map.
+        weight: `[d, w]` the bilinear map.
         bias: `[d]`.
         dense: `[d, d]` the layer behind the capsules, or `[0, d]` for none.
         dense_bias: `[d]` or `[0]`.
@@ -53,7 +53,7 @@ def interests(
         `[B, K, d]`, K' being K rounded up to full groups.
     """
     P, K = logits.shape
-    B, d = stops.shape[0], items.shape[1]
+    B, d = stops.shape[0], weight.shape[0]
     full = (K + GROUP - 1) // GROUP * GROUP
     mapped = np.empty((P, d), dtype=np.float32)
     fill_rows(mapped, bias)
@@ -220,8 +220,8 @@ def gradients(
         mapped: From `interests`.
         shares: From `interests`.
         capsules: From `interests`.
-        grad_items: `[P, d]`.
-        grad_weight: `[d, d]`.
+        grad_items: `[P, w]`.
+        grad_weight: `[d, w]`.
         grad_bias: `[d]`.
         grad_dense: As `dense`.
         grad_dense_bias: `[d]` or `[0]`.
@@ -233,7 +233,8 @@ def gradients(
         _back_through_layer(grad, chosen, found, capsules, dense, back, grad_dense, grad_dense_bias)
     else:
         back[:] = grad
-    raw = np.empty((R, d), dtype=np.float32)  # weighted sums of the items before the map
+    w = items.shape[1]
+    raw = np.empty((R, w), dtype=np.float32)  # weighted sums of the items before the map
     sums = np.empty((R, d), dtype=np.float32)  # and after it
     _fill(grad_bias)
     for r in range(R):
@@ -250,14 +251,14 @@ def gradients(
         _back_through_squash(sums[r], back[r])
         _add(grad_bias, total, back[r])
     t_product(back, raw, grad_weight, 0)
-    product(back, weight, sums, 0)  # the gradient of `raw`
+    product(back, weight, raw, 0)  # the gradient of `raw` takes its place
     for i in range(grad_items.shape[0]):
         _fill(grad_items[i])
     for r in range(R):
         b, k = chosen[r] // K, chosen[r] % K
         first = 0 if b == 0 else stops[b - 1]
         for i in range(first, stops[b]):
-            _add(grad_items[i], shares[i, k], sums[r])
+            _add(grad_items[i], shares[i, k], raw[r])
 
 
 @njit(cache=True, error_model="numpy", nogil=True)

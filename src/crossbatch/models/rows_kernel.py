@@ -77,6 +77,55 @@ def mean_rows(table: Array, ids: Array, out: Array, share: Array) -> None:
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
+def bags_until(stops: Array) -> tuple[Array, Array]:
+    """Whose each of P rows is `[P]`, and what one counts in the mean of its bag `[B]`.
+
+    Args:
+        stops: `[B]` where each bag ends, the last of them at P.
+    """
+    B = stops.shape[0]
+    bags = np.empty(stops[-1] if B > 0 else 0, dtype=np.int64)
+    share = np.empty(B, dtype=np.float32)
+    start = 0
+    for b in range(B):
+        bags[start : stops[b]] = b
+        share[b] = np.float32(1) / np.float32(max(stops[b] - start, 1))
+        start = stops[b]
+    return bags, share
+
+
+@njit(cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)
+def mean_columns(
+    tables: tuple[Array, ...], ids: Array, firsts: Array, stops: Array, share: Array, out: Array
+) -> None:
+    """The means of rows of `tables` over histories, next to each other.
+
+    Args:
+        tables: `[R_i, d_i]`, one or more.
+        ids: `[tables, P]`, history after history.
+        firsts: `[tables]` first column of each in `out`.
+        stops: `[B]` where each history ends.
+        share: `[B]` what one row counts in its mean.
+        out: `[B, >= Σ d_i]`, written there; zeros for an empty history.
+    """
+    P = ids.shape[1]
+    for i in range(len(tables)):
+        table, rows, d = tables[i], ids[i], tables[i].shape[1]
+        for b in range(stops.shape[0]):
+            total = out[b, firsts[i] : firsts[i] + d]
+            total[:] = 0
+            for n in range(stops[b - 1] if b > 0 else 0, stops[b]):
+                if n + AHEAD < P:
+                    for k in range(0, d, LINE):
+                        prefetch_line(table, rows[n + AHEAD], k)
+                row = table[rows[n]]
+                for k in range(d):
+                    total[k] += row[k]
+            for k in range(d):
+                total[k] *= share[b]
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
 def bags_of(values: Array, offsets: Array, ids: Array) -> tuple[Array, Array]:
     """The values of all of `ids` `[n]`, one after the other, and whose each is. Both int64 `[m]`.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .checks import check_at_least_one, check_share
+from .checks import check_at_least_one, check_share, input_width
 from .dense import dense_layer
 from .embedding import EmbeddingTable
 
@@ -59,6 +59,7 @@ class SASRec(nn.Module):
 
     Args:
         dim: Width d.
+        input_dim: Width of the history's vectors, which a linear layer brings to d; d unless given.
         blocks: Attention layers.
         heads: Attention heads; must divide d.
         dropout: On the input, the attention weights and the networks.
@@ -73,6 +74,7 @@ class SASRec(nn.Module):
         self,
         dim: int,
         *,
+        input_dim: int | None = None,
         blocks: int = 2,
         heads: int = 1,
         dropout: float = 0.2,
@@ -83,14 +85,17 @@ class SASRec(nn.Module):
         check_share("dropout", dropout)
         if dim % heads:
             raise ValueError(f"heads must divide dim, got heads={heads} and dim={dim}")
-        self.dim, self.max_length = dim, max_length
+        self.dim, self.input_dim = dim, input_width(input_dim, dim)
+        self.max_length = max_length
+        self.narrow = nn.Identity() if self.input_dim == dim else dense_layer(self.input_dim, dim)
         self.positions = EmbeddingTable(max_length, dim, sparse=False)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(dim, heads, dropout) for _ in range(blocks))
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, history: Tensor, mask: Tensor) -> Tensor:
-        """User vectors `[B, 1, d]` of histories `[B, L, d]` with mask `[B, L]`."""
+        """User vectors `[B, 1, d]` of histories `[B, L, w]` with mask `[B, L]`."""
+        history = self.narrow(history)
         last = mask.sum(dim=1, keepdim=True) - 1  # [B, 1]; -1 for an empty history
         order = torch.arange(history.shape[1], device=history.device)
         from_end = (last - order).clamp(0, self.max_length - 1)  # [B, L]

@@ -19,23 +19,24 @@ from .item_tower import NO_FEATURES, NOTHING
 from .normalize import unit_vectors
 from .readout import hard_readout
 
-HISTORY_SOURCES = ("id", "item_tower")
+HISTORY_SOURCES = ("id", "content", "item_tower")
 
 
 class TwoTower(nn.Module):
     """Any item tower beside any user tower.
 
     Nothing has to be subclassed. An item tower is a module that maps ids `[N]` to `[N, d]`; a user
-    tower maps history vectors `[B, L, d]` (zeros at padding) and a mask `[B, L]` to `[B, d]` or
+    tower maps history vectors `[B, L, w]` (zeros at padding) and a mask `[B, L]` to `[B, d]` or
     `[B, K, d]`, and may have a method `select(interests, target)` of its own. One that looks at
-    the mean of the history alone may say so by a method `of_mean(mean)` of `[B, d]`.
+    the mean of the history alone may say so by a method `of_mean(mean)` of `[B, w]`.
 
     Args:
         item_tower: `ItemTower` or any such module.
         user_tower: One of `MODELS` or any such module.
         history: What describes the items of a history: their rows of the item tower's id table
-            (`"id"`, tied as in ComiRec) or their vectors from the whole item tower
-            (`"item_tower"`, each distinct item encoded once).
+            (`"id"`, tied as in ComiRec), these with their content beside them (`"content"`, what
+            the item tower's layers see), or their vectors from the whole item tower
+            (`"item_tower"`). The user tower must read vectors of that width (`history_dim`).
         user_features: Profile of users by name. Encodings are joined to each interest and brought
             back to d by a linear layer.
         user_feature_dims: Widths of single user features' encodings, by name.
@@ -59,7 +60,8 @@ class TwoTower(nn.Module):
         sparse: bool = True,
     ) -> None:
         super().__init__()
-        _check(history, item_tower, history_dropout)
+        _check(history, item_tower, user_tower)
+        check_share("history_dropout", history_dropout)
         self.item_tower, self.user_tower = item_tower, user_tower
         self.history, self.normalize, self.history_dropout = history, normalize, history_dropout
         self.profile: FeatureEncoder | None = None
@@ -113,7 +115,7 @@ class TwoTower(nn.Module):
         return unit_vectors(chosen) if self.normalize else chosen
 
     def read_history(self, history: Tensor, mask: Tensor) -> Tensor:
-        """Vectors `[B, L, d]` of the items of histories `[B, L]`, zeros where `mask` is False."""
+        """Vectors `[B, L, w]` of the items of histories `[B, L]`, zeros where `mask` is False."""
         if self.history == "id":
             table = self.item_tower.table
             vectors: Tensor = table(history)  # type: ignore[operator]
@@ -121,16 +123,25 @@ class TwoTower(nn.Module):
             clean = isinstance(table, RowTable) and table.padding_row == 0
             return vectors if clean else torch.where(mask.unsqueeze(-1), vectors, 0.0)
         if torch.compiler.is_exporting():  # a graph cannot depend on how many items are distinct
-            encoded = self.items(history.flatten()).view(*history.shape, -1)
+            encoded = self.described(history.flatten()).view(*history.shape, -1)
             return torch.where(mask.unsqueeze(-1), encoded, 0.0)
         real = mask.flatten().nonzero().squeeze(1)  # [positions]
         distinct, where = torch.unique(history.flatten()[real], return_inverse=True)
-        encoded = self.items(distinct)[where]  # [positions, d]
+        encoded = self.described(distinct)[where]  # [positions, w]
         blank = encoded.new_zeros(history.numel(), encoded.shape[-1])
         return blank.index_copy(0, real, encoded).view(*history.shape, -1)
 
+    def described(self, item_ids: Tensor) -> Tensor:
+        """What describes items `[N]` in a history, `[N, w]`."""
+        if self.history == "item_tower":
+            return self.items(item_ids)
+        tower = self.item_tower
+        describe = tower.table if self.history == "id" else tower.columns
+        vectors: Tensor = describe(item_ids)  # type: ignore[operator]
+        return vectors
+
     def interests(self, vectors: Tensor, mask: Tensor, user_ids: Tensor | None = None) -> Tensor:
-        """Interests `[B, K, d]` of history vectors `[B, L, d]`: `users` after the lookup."""
+        """Interests `[B, K, d]` of history vectors `[B, L, w]`: `users` after the lookup."""
         return self._finished(self.user_tower(vectors, mask), user_ids)
 
     def _finished(self, interests: Tensor, user_ids: Tensor | None) -> Tensor:
@@ -156,19 +167,31 @@ class TwoTower(nn.Module):
         return encoded.unsqueeze(1).expand(B, K, encoder.dim)
 
 
-def _check(history: str, item_tower: nn.Module, history_dropout: float) -> None:
+def history_dim(item_tower: nn.Module, history: str) -> int | None:
+    """Width of what describes an item of a history; None where the item tower does not tell."""
+    if history == "id":
+        width = getattr(getattr(item_tower, "table", None), "dim", None)
+    else:
+        width = getattr(item_tower, "width" if history == "content" else "dim", None)
+    return width if isinstance(width, int) else None
+
+
+def _check(history: str, item_tower: nn.Module, user_tower: nn.Module) -> None:
     check_choice("history", history, HISTORY_SOURCES)
-    check_share("history_dropout", history_dropout)
     if history == "id" and not isinstance(getattr(item_tower, "table", None), nn.Module):
         raise ValueError(
             'history="id" needs an item tower with an id table; pass history="item_tower"'
         )
-    table = getattr(item_tower, "table", None)
-    dim = getattr(item_tower, "dim", None)
-    if history == "id" and isinstance(table, RowTable) and table.dim != dim:
+    if history == "content" and not callable(getattr(item_tower, "columns", None)):
         raise ValueError(
-            f'history="id" needs an id embedding of the towers\' width {dim}, '
-            f'got id_dim={table.dim}; pass history="item_tower"'
+            'history="content" needs an item tower with a method columns(item_ids); '
+            'pass history="item_tower"'
+        )
+    given, read = history_dim(item_tower, history), getattr(user_tower, "input_dim", None)
+    if given and read and given != read:
+        raise ValueError(
+            f"history={history!r} describes an item by {given} numbers, but the user tower reads "
+            f"{read}; give it input_dim={given}"
         )
 
 

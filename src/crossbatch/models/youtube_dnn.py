@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from .checks import input_width
 from .dense import mlp
 
 
@@ -13,23 +14,31 @@ class YouTubeDNN(nn.Module):
 
     Args:
         dim: Width d.
+        input_dim: Width of the history's vectors; d unless given.
         hidden: Widths of ReLU layers before the last one, as in the original paper.
         relu: Whether the last layer has a ReLU too, as in the original paper. User vectors are
             then non-negative.
     """
 
-    def __init__(self, dim: int, *, hidden: Sequence[int] = (), relu: bool = False) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        input_dim: int | None = None,
+        hidden: Sequence[int] = (),
+        relu: bool = False,
+    ) -> None:
         super().__init__()
-        self.dim = dim
-        self.layers = mlp(dim, hidden, dim, relu=relu)
+        self.dim, self.input_dim = dim, input_width(input_dim, dim)
+        self.layers = mlp(self.input_dim, hidden, dim, relu=relu)
 
     def forward(self, history: Tensor, mask: Tensor) -> Tensor:
-        """User vectors `[B, 1, d]` of histories `[B, L, d]` with mask `[B, L]`."""
+        """User vectors `[B, 1, d]` of histories `[B, L, w]` with mask `[B, L]`."""
         weights = mask.to(history.dtype)
         weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(1)  # an empty history: zeros
         return self.of_mean(torch.bmm(weights.unsqueeze(1), history).squeeze(1))
 
     def of_mean(self, mean: Tensor) -> Tensor:
-        """User vectors `[B, 1, d]` of the mean history vectors `[B, d]`."""
+        """User vectors `[B, 1, d]` of the mean history vectors `[B, w]`."""
         vectors: Tensor = self.layers(mean)
         return vectors.unsqueeze(1)

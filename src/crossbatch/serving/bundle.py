@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from crossbatch.config import ModelConfig
 
 CONFIG, METRICS, CARD = "config.json", "metrics.json", "README.md"
-ITEM_VECTORS, INDEX = "item_vectors.npy", "index.faiss"
+ITEM_VECTORS, HISTORY_VECTORS, INDEX = "item_vectors.npy", "history_vectors.npy", "index.faiss"
 USERS, ITEMS = "features/users", "features/items"
 MOST_HISTORY = 1 << 16
 
@@ -51,17 +51,19 @@ class Bundle(Recommender):
         self.config: ModelConfig = Recipe.from_dict({"model": document["model"]}).model
         encoders = schema_encoders(path / USERS)
         self.user_features = described(read_schema(path / USERS), encoders)
+        item_vectors = map_array(path / ITEM_VECTORS)
+        history_vectors = self._history_vectors(item_vectors)
         towers = stored_towers.user_side(
             self.config,
+            history_vectors.shape[1],
             sample_tables(self.user_features, rows=1),
             stored_towers.map_tensors(path / stored_towers.USER_TOWER),
         )
-        item_vectors = map_array(path / ITEM_VECTORS)
         super().__init__(
             StoredCatalogue(path),
             towers,
             item_vectors=item_vectors,
-            history_vectors=self._history_vectors(item_vectors),
+            history_vectors=history_vectors,
             index=_index(path, item_vectors, manifest["index"]),
             history_length=document["history_length"],
             user_encoders=encoders,
@@ -90,6 +92,8 @@ class Bundle(Recommender):
     def _history_vectors(self, item_vectors: Tensor) -> Tensor:
         if self.config.history == "item_tower":
             return item_vectors
+        if self.config.history == "content":
+            return map_array(self.path / HISTORY_VECTORS)
         return self.item_state()[stored_towers.ID_TABLE][: self.manifest["items"]["trained"] + 1]
 
     def _check_sizes(self) -> None:

@@ -79,7 +79,7 @@ def export_bundle(
             return None
         return write_bundle(
             out,
-            _contents(saved, vectors, run, name or run.resolve().name),
+            _contents(saved, vectors, history_vectors, run, name or run.resolve().name),
             real_users(saved),
             IndexPlan(index, recall),
             graph_formats=graph_formats,
@@ -90,11 +90,16 @@ def export_bundle(
     with joined() as ranks:
         saved = together(ranks, opened)
         encode = encode_items if ranks is None else partial(encode_together, ranks)
-        vectors = encode(saved.towers, saved.dataset.num_items)
+        towers, num_items = saved.towers, saved.dataset.num_items
+        vectors, history_vectors = encode(towers, num_items), None
+        if towers.history == "content":
+            history_vectors = encode(stored_towers.InHistories(towers), num_items)
         return together(ranks, written) or open_bundle(out)
 
 
-def _contents(saved: SavedRun, vectors: Tensor, run: Path, name: str) -> Contents:
+def _contents(
+    saved: SavedRun, vectors: Tensor, history_vectors: Tensor | None, run: Path, name: str
+) -> Contents:
     """All that a bundle of this run holds; `vectors` are those of the catalogue."""
     dataset, model = saved.dataset, saved.recipe.model
     item_state, user_state = stored_towers.split_state(saved.towers)
@@ -112,6 +117,7 @@ def _contents(saved: SavedRun, vectors: Tensor, run: Path, name: str) -> Content
         titles=titles,
         counts=np.array(dataset.item_counts),
         vectors=vectors,
+        history_vectors=history_vectors,
         item_state=item_state,
         user_state=user_state,
         trained=dataset.num_items,

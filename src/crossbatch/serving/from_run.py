@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 from crossbatch.data.features import read_encoders
 from crossbatch.errors import ConfigError
 from crossbatch.evaluation import encode_items
-from crossbatch.models import EmbeddingTable
 from crossbatch.retrieval import ExactIndex
 from crossbatch.serving.profiles import Profiles, feature_table
 from crossbatch.serving.recommender import Recommender
+from crossbatch.serving.towers import InHistories
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from crossbatch.models import ItemTower
     from crossbatch.training.saved import SavedRun
 
 
@@ -24,10 +23,8 @@ def run_recommender(saved: SavedRun) -> Recommender:
     """The run's best model over the dataset's items, searched exactly."""
     vectors = encode_items(saved.towers, saved.dataset.num_items)
     history_vectors = vectors
-    if saved.towers.history == "id":
-        item_tower: ItemTower = saved.towers.item_tower  # type: ignore[assignment]
-        assert isinstance(item_tower.table, EmbeddingTable)
-        history_vectors = item_tower.table.weight.detach()
+    if saved.towers.history != "item_tower":
+        history_vectors = encode_items(InHistories(saved.towers), saved.dataset.num_items)
     encoders = read_encoders(saved.dataset.path / "features/users")
     return Recommender(
         saved.dataset,

@@ -13,6 +13,7 @@ recommended, but a history is read without it.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,13 +34,30 @@ from crossbatch.serving.manifest import MANIFEST, BundleError
 from crossbatch.serving.parity import Probe, drawn_users
 from crossbatch.serving.profiles import Profiles, feature_table
 from crossbatch.serving.schema import sample_tables, schema_encoders
-from crossbatch.serving.towers import ID_TABLE, USER_TOWER, item_side, map_tensors
+from crossbatch.serving.towers import ID_TABLE, USER_TOWER, InHistories, item_side, map_tensors
 from crossbatch.serving.writing import Contents, IndexPlan, write_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class NewItems:
+    """Items that a bundle gets.
+
+    Attributes:
+        keys: Of n items.
+        titles: Empty where there is none.
+        vectors: `[n, d]`.
+        history_vectors: `[n, w]` what describes them in a history.
+    """
+
+    keys: list[str]
+    titles: list[str]
+    vectors: Tensor
+    history_vectors: Tensor
 
 
 def add_items(
@@ -76,9 +94,11 @@ def add_items(
             bundle,
             Path(out),
             kept=np.arange(bundle.num_items + 1),
-            keys=keys,
-            titles=titles if len(titles) == len(keys) else titles * len(keys),
-            vectors=encode_content(bundle, items),
+            new=NewItems(
+                keys,
+                titles if len(titles) == len(keys) else titles * len(keys),
+                *encode_content(bundle, items),
+            ),
             overwrite=overwrite,
             progress=progress,
         )
@@ -116,16 +136,17 @@ def remove_items(
             bundle,
             Path(out),
             kept=np.flatnonzero(stays),
-            keys=[],
-            titles=[],
-            vectors=bundle.item_vectors[:0],
+            new=NewItems([], [], bundle.item_vectors[:0], bundle.history_vectors[:0]),
             overwrite=overwrite,
             progress=progress,
         )
 
 
-def encode_content(bundle: Bundle, items: pl.DataFrame) -> Tensor:
-    """Vectors `[n, d]` of items by their content, the mean id vector beside it."""
+def encode_content(bundle: Bundle, items: pl.DataFrame) -> tuple[Tensor, Tensor]:
+    """Vectors `[n, d]` of items by their content, and what describes them in a history, `[n, w]`.
+
+    New items have the mean id vector of the others.
+    """
     names = bundle.config.item_features
     if not names:
         raise DataError(
@@ -146,7 +167,10 @@ def encode_content(bundle: Bundle, items: pl.DataFrame) -> Tensor:
     if ID_TABLE in state:
         mean = mean_id_vector(state[ID_TABLE], bundle.item_counts)
         state[ID_TABLE] = mean.expand(len(padded), -1)
-    return encode_items(item_side(bundle.config, len(items), tables, state), len(items))[1:]
+    towers = item_side(bundle.config, len(items), tables, state)
+    encoders = (towers, InHistories(towers))
+    vectors, described = (encode_items(encoder, len(items))[1:] for encoder in encoders)
+    return vectors, described
 
 
 def mean_id_vector(table: Tensor, counts: np.ndarray) -> Tensor:
@@ -195,9 +219,7 @@ def _changed(
     out: Path,
     *,
     kept: np.ndarray,
-    keys: list[str],
-    titles: list[str],
-    vectors: Tensor,
+    new: NewItems,
     overwrite: bool,
     progress: Progress,
 ) -> Bundle:
@@ -207,7 +229,7 @@ def _changed(
     formats = {"pt2": graphs.PT2, "onnx": graphs.ONNX}
     return write_bundle(
         out,
-        _contents(bundle, kept, keys, titles, vectors),
+        _contents(bundle, kept, new),
         _probe(bundle, kept),
         IndexPlan(index["asked"], index["target"], cells),
         graph_formats=[name for name, file in formats.items() if file in bundle.manifest["files"]],
@@ -216,9 +238,7 @@ def _changed(
     )
 
 
-def _contents(
-    bundle: Bundle, kept: np.ndarray, keys: list[str], titles: list[str], vectors: Tensor
-) -> Contents:
+def _contents(bundle: Bundle, kept: np.ndarray, new: NewItems) -> Contents:
     trained = kept[kept <= bundle.manifest["items"]["trained"]]
     if len(trained) < 2:
         raise DataError("no item of the training would be left: a bundle needs at least one")
@@ -227,16 +247,20 @@ def _contents(
     if ID_TABLE in state:
         state[ID_TABLE] = state[ID_TABLE][torch.from_numpy(trained)]
     origin, removed = bundle.manifest["origin"], bundle.num_items + 1 - len(kept)
-    change = {"from": bundle.version, "added": len(keys), "removed": removed}
+    change = {"from": bundle.version, "added": len(new.keys), "removed": removed}
+    rows, described = torch.from_numpy(kept), None
+    if bundle.config.history == "content":
+        described = torch.cat([bundle.history_vectors[rows], new.history_vectors])
     return Contents(
         name=bundle.name,
         config=bundle.config,
         history_length=bundle.history_length,
         metrics=bundle.metrics,
-        keys=[old_keys[row] for row in kept] + keys,
-        titles=[old_titles[row] for row in kept] + titles,
-        counts=np.pad(np.asarray(bundle.item_counts)[kept], (0, len(keys))),
-        vectors=torch.cat([bundle.item_vectors[torch.from_numpy(kept)], vectors]),
+        keys=[old_keys[row] for row in kept] + new.keys,
+        titles=[old_titles[row] for row in kept] + new.titles,
+        counts=np.pad(np.asarray(bundle.item_counts)[kept], (0, len(new.keys))),
+        vectors=torch.cat([bundle.item_vectors[rows], new.vectors]),
+        history_vectors=described,
         item_state=state,
         user_state=map_tensors(bundle.path / USER_TOWER),
         trained=len(trained) - 1,

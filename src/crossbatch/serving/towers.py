@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from crossbatch.config import ModelConfig, build
 from crossbatch.models import MODELS, ItemTower, TwoTower
+from crossbatch.models.build import tower_options
 from crossbatch.serving.manifest import BundleError
 
 if TYPE_CHECKING:
@@ -50,14 +52,18 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def user_side(
-    config: ModelConfig, features: Mapping[str, FeatureTable], state: Mapping[str, Tensor]
+    config: ModelConfig,
+    width: int,
+    features: Mapping[str, FeatureTable],
+    state: Mapping[str, Tensor],
 ) -> TwoTower:
-    """The user tower alone, for `TwoTower.interests`; it reads vectors, not items."""
+    """The user tower alone, for `TwoTower.interests`; it reads vectors of a width, not items."""
+    options = tower_options(config.name, config.tower, config.dim, width)
 
     def towers() -> TwoTower:
         return TwoTower(
             nn.Identity(),
-            build(MODELS, "model", {"name": config.name} | config.tower, config.dim),
+            build(MODELS, "model", {"name": config.name} | options, config.dim),
             history="item_tower",
             user_features=features,
             normalize=config.normalize,
@@ -78,11 +84,22 @@ def item_side(
         return TwoTower(
             ItemTower(num_items, config.dim, features=features, **config.item),
             nn.Identity(),
-            history="item_tower",
+            history=config.history,
             normalize=config.normalize,
         )
 
     return _loaded(towers, {f"item_tower.{name}": value for name, value in state.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class InHistories:
+    """Items as histories describe them, for whoever encodes a catalogue."""
+
+    towers: TwoTower
+
+    def items(self, item_ids: Tensor) -> Tensor:
+        """What describes items `[N]`, `[N, w]`."""
+        return self.towers.described(item_ids)
 
 
 def _loaded(make: Callable[[], TwoTower], state: Mapping[str, Tensor]) -> TwoTower:

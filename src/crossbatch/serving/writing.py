@@ -21,6 +21,7 @@ from crossbatch.serving import towers as stored_towers
 from crossbatch.serving.bundle import (
     CARD,
     CONFIG,
+    HISTORY_VECTORS,
     INDEX,
     ITEM_VECTORS,
     ITEMS,
@@ -58,6 +59,8 @@ class Contents:
         titles: Likewise; empty where there is none.
         counts: Likewise, int64.
         vectors: `[N + 1, d]`.
+        history_vectors: `[N + 1, w]` what describes items in a history, where that is neither
+            `vectors` nor their id vectors.
         item_state: Weights of the item tower.
         user_state: All other weights.
         trained: Items 1 … this took part in training; those after it are known by content.
@@ -73,6 +76,7 @@ class Contents:
     titles: Sequence[str]
     counts: np.ndarray
     vectors: Tensor
+    history_vectors: Tensor | None
     item_state: Mapping[str, Tensor]
     user_state: Mapping[str, Tensor]
     trained: int
@@ -160,6 +164,8 @@ def _write_parts(folder: Path, contents: Contents) -> None:
     stored_towers.save_tensors(folder / stored_towers.ITEM_TOWER, contents.item_state)
     stored_towers.save_tensors(folder / stored_towers.USER_TOWER, contents.user_state)
     np.save(folder / ITEM_VECTORS, contents.vectors.numpy())
+    if contents.history_vectors is not None:
+        np.save(folder / HISTORY_VECTORS, contents.history_vectors.numpy())
     write_catalogue(folder, contents.keys, contents.titles, contents.counts)
     copy_schema(contents.features / "items", folder / ITEMS, contents.config.item_features)
     copy_schema(contents.features / "users", folder / USERS, contents.config.user_features)

@@ -13,6 +13,8 @@ import torch
 from crossbatch.config import Recipe, build, check_options, filled
 from crossbatch.errors import ConfigError
 from crossbatch.models import MODELS, FeatureTable, ItemTower, TwoTower
+from crossbatch.models.build import tower_options
+from crossbatch.models.two_tower import history_dim
 from crossbatch.negatives import SAMPLERS, Corpus, NegativeSampler, no_correction
 from crossbatch.training.direct import DirectTrainer
 from crossbatch.training.distributed.sharded_table import ShardedTable
@@ -72,7 +74,9 @@ def build_towers(recipe: Recipe, dataset: Dataset, ranks: Ranks | None = None) -
         )
     except (ValueError, TypeError) as error:
         raise ConfigError(f"[model.item] {error}") from error
-    user_tower = build(MODELS, "model", {"name": config.name} | config.tower, config.dim)
+    width = history_dim(item_tower, config.history)
+    options = tower_options(config.name, config.tower, config.dim, width)
+    user_tower = build(MODELS, "model", {"name": config.name} | options, config.dim)
     try:
         return TwoTower(
             item_tower,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from crossbatch.evaluation import Evaluation
     from crossbatch.evaluation.evaluator import EvalBatch
-    from crossbatch.evaluation.recommenders import Recommender, Towers, UserBatch
+    from crossbatch.evaluation.recommenders import ItemEncoder, Recommender, Towers, UserBatch
     from crossbatch.training.distributed.ranks import Ranks
 
 
@@ -104,7 +104,7 @@ def _recommender(
 
 @torch.no_grad()
 def encode_share(
-    ranks: Ranks, model: Towers, num_items: int, *, device: torch.device | str = "cpu"
+    ranks: Ranks, model: ItemEncoder, num_items: int, *, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, int]:
     """This rank's item vectors `[n + 1, d]` after a row 0 of zeros, and the first one's id."""
     own = ranks.share(num_items)
@@ -118,7 +118,7 @@ def encode_share(
 
 
 def encode_together(
-    ranks: Ranks, model: Towers, num_items: int, *, device: torch.device | str = "cpu"
+    ranks: Ranks, model: ItemEncoder, num_items: int, *, device: torch.device | str = "cpu"
 ) -> Tensor:
     """All item vectors `[num_items + 1, d]`, of which every rank has encoded a share."""
     vectors, _ = encode_share(ranks, model, num_items, device=device)
