@@ -3,7 +3,7 @@ import inspect
 import pytest
 import torch
 
-from crossbatch.models import MIND, MODELS, build_model
+from crossbatch.models import MIND, MODELS, FeatureTable, build_model
 
 
 def test_options_reach_their_places():
@@ -27,10 +27,12 @@ def test_towers_take_a_width_and_keyword_options_with_defaults(name):
 @pytest.mark.parametrize(
     ("name", "tower"), [*((name, {}) for name in MODELS), ("gru4rec", {"reset_before": False})]
 )
-@pytest.mark.parametrize("source", ["id", "item_tower"])
+@pytest.mark.parametrize("source", ["id", "content", "item_tower"])
 def test_exported_users_equal_the_model(name, tower, source, make_history):
     torch.manual_seed(0)
-    model = build_model(name, 50, 8, tower=tower, history=source).eval()
+    categories = FeatureTable("categorical", torch.arange(51) % 7, num_values=7)
+    features = {"category": categories} if source == "content" else {}
+    model = build_model(name, 50, 8, tower=tower, history=source, item_features=features).eval()
 
     class Users(torch.nn.Module):
         def __init__(self):

@@ -58,9 +58,11 @@ def test_empty_histories_are_finite(name, options):
 
 
 @every_variant
-@pytest.mark.parametrize("history_from", ["id", "item_tower"])
+@pytest.mark.parametrize("history_from", ["id", "content", "item_tower"])
 def test_extra_padding_changes_nothing(name, options, history_from, make_history):
-    model = make(name, tower=options, history=history_from).eval()
+    values = FeatureTable("categorical", torch.arange(NUM_ITEMS + 1) % 7, num_values=7)
+    features = {"category": values} if history_from != "id" else {}
+    model = make(name, tower=options, history=history_from, item_features=features).eval()
     history = make_history()
     longer = functional.pad(history, (0, 3))
     torch.testing.assert_close(model.users(longer), model.users(history), atol=1e-6, rtol=1e-5)

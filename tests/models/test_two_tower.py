@@ -2,7 +2,14 @@ import pytest
 import torch
 from torch import nn
 
-from crossbatch.models import EmbeddingTable, FeatureTable, ItemTower, TwoTower, YouTubeDNN
+from crossbatch.models import (
+    EmbeddingTable,
+    FeatureTable,
+    ItemTower,
+    TwoTower,
+    YouTubeDNN,
+    build_model,
+)
 
 NUM_ITEMS, DIM = 50, 8
 
@@ -49,6 +56,50 @@ def test_history_is_tied_to_the_items_by_default(make_history):
     model = TwoTower(ItemTower(NUM_ITEMS, DIM), FirstAndLast())
     interests = model.users(torch.tensor([[4, 7, 9, 0]]))
     assert torch.equal(interests[0], model.items(torch.tensor([4, 9])))
+
+
+@pytest.fixture
+def tags() -> FeatureTable:
+    """Item n has the category n mod 3; that of padding is 0, as some items' is."""
+    return FeatureTable("categorical", torch.arange(NUM_ITEMS + 1) % 3, num_values=3)
+
+
+@pytest.mark.parametrize("id_dim", [DIM, 3])
+def test_a_history_with_content_has_what_the_items_layers_see(tags, id_dim):
+    tower = ItemTower(NUM_ITEMS, DIM, features={"tag": tags}, id_dim=id_dim, hidden=(4,))
+    model = TwoTower(tower, YouTubeDNN(DIM, input_dim=id_dim + 32), history="content")
+    history = torch.tensor([[4, 9, 0], [0, 0, 0]])
+    vectors = model.read_history(history, history != 0)
+    assert vectors.shape == (2, 3, id_dim + 32)
+    for place, item in ((0, 4), (1, 9)):
+        by_hand = torch.cat(
+            [tower.table.weight[item], tower.content.encoders[0].embedding.weight[item % 3]]
+        )
+        assert torch.equal(vectors[0, place], by_hand)
+    assert not vectors[0, 2].any()  # not the vector of category 0
+    assert not vectors[1].any()
+    assert torch.equal(model.described(torch.tensor([4])), vectors[:1, 0])
+
+
+def test_padding_teaches_no_category(tags):
+    tower = ItemTower(NUM_ITEMS, DIM, features={"tag": tags}, sparse=False)
+    model = TwoTower(tower, YouTubeDNN(DIM, input_dim=DIM + 32), history="content")
+    model.users(torch.tensor([[4, 5, 0, 0]])).sum().backward()
+    learned = tower.content.encoders[0].embedding.weight.grad.any(dim=1)
+    assert learned.tolist() == [False, True, True]
+
+
+def test_the_width_of_histories_reaches_the_user_tower(tags):
+    model = build_model("gru4rec", NUM_ITEMS, DIM, item={"id_dim": 3}, item_features={"tag": tags})
+    assert model.user_tower.input_dim == 3  # ids alone
+    with pytest.raises(
+        ValueError, match=r"'content' describes an item by 35 numbers, but .* 8; give"
+    ):
+        TwoTower(model.item_tower, YouTubeDNN(DIM), history="content")
+    with pytest.raises(ValueError, match=r"by 3 numbers, .* reads 9; give it input_dim=3"):
+        build_model("gru4rec", NUM_ITEMS, DIM, item={"id_dim": 3}, tower={"input_dim": 9})
+    with pytest.raises(ValueError, match="input_dim must be at least 1, got 0"):
+        build_model("mind", NUM_ITEMS, DIM, tower={"input_dim": 0})
 
 
 def test_history_through_the_item_tower_encodes_each_distinct_item_once():

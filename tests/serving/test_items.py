@@ -14,6 +14,7 @@ from crossbatch.data.source import Column
 from crossbatch.errors import DataError
 from crossbatch.retrieval import ExactIndex
 from crossbatch.serving import export_bundle, open_bundle
+from crossbatch.serving.from_run import run_recommender
 from crossbatch.serving.items import add_items, encode_content, mean_id_vector, remove_items
 from crossbatch.training.saved import open_run
 
@@ -115,6 +116,38 @@ def test_added_items_count_in_histories_read_through_content(larger):
     (found,) = larger.recommend([["new1"]], 5)
     assert not found.popular
     assert "new1" not in {item.key for item in found.items}
+
+
+@pytest.fixture(scope="module")
+def described(shop, tmp_path_factory):
+    """Histories are read through ids and content side by side."""
+    folder = tmp_path_factory.mktemp("described")
+    options = {"name": "youtube_dnn", "history": "content", "user_features": []}
+    return export_bundle(trained(shop, folder / "run", **options), folder / "bundle")
+
+
+def test_histories_of_ids_and_content_are_served_as_trained(described, shop):
+    saved = open_run(described.path.parent / "run")
+    history = torch.tensor([[3, 9, 12], [150, 0, 0]])
+    with torch.no_grad():
+        expected = saved.towers.users(history)
+    torch.testing.assert_close(described.interests(history, None), expected)
+    assert described.history_vectors.shape[1] == saved.towers.item_tower.width > described.dim
+    keys = [shop.item_keys([3, 9, 12])]
+    assert described.recommend(keys, 9) == run_recommender(saved).recommend(keys, 9)
+
+
+def test_added_items_count_in_histories_of_ids_and_content(described, tmp_path):
+    bundle = add_items(described, NEW, tmp_path / "bundle")
+    assert torch.equal(bundle.history_vectors[:201], described.history_vectors)
+    tower = open_run(described.path.parent / "run").towers.item_tower
+    mean = mean_id_vector(tower.table.weight.detach(), described.item_counts)
+    torch.testing.assert_close(bundle.history_vectors[201, : tower.table.dim], mean)
+    (found,) = bundle.recommend([["new1"]], 5)
+    assert not found.popular
+    smaller = remove_items(bundle, [*bundle.item_keys([1]), "new1"], tmp_path / "smaller")
+    kept = bundle.history_vectors[[0, *range(2, 201), 202]]
+    assert torch.equal(smaller.history_vectors, kept)
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,11 @@ functions, so that `crossbatch --help` answers at once.
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -62,6 +64,23 @@ def options(
 
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
+    try:
+        _run()
+    except SystemExit as end:
+        if "RANK" in os.environ and "torch" in sys.modules:  # one of those that torchrun started
+            _leave(end.code if isinstance(end.code, int) else 0)
+        raise
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: a process group's threads may abort a process that ends in order (code −6)."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run() -> None:
     try:
         app()
     except OtherRankError:

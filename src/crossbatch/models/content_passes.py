@@ -124,16 +124,16 @@ class ColumnsPass:
     def __call__(self, ids: Tensor) -> tuple[Array, Callable[[Array], None]]:
         """Columns `[N, width]` of ids `[N]`, and where their gradient goes."""
         joined = np.empty((len(ids), self.width), dtype=np.float32)
-        found = self._about_to_read(ids)
-        if self.tables:
-            self._rows.gather(self.weights(), found, self.firsts, joined)
+        rows, arrays = self._about_to_read(ids)
+        if arrays:
+            self._rows.gather(self.weights(), arrays, self.firsts, joined)
         ways_back = []
         for columns, content in self.others:
             joined[:, columns], way_back = content(ids)
             ways_back.append((columns, way_back))
 
         def backward(gradient: Array) -> None:
-            self._give_back(found, 1, gradient)
+            self._give_back(rows, 1, gradient)
             for columns, way_back in ways_back:
                 way_back(gradient[:, columns].copy())
 
@@ -144,15 +144,15 @@ class ColumnsPass:
 
         Histories end at `stops` `[B]`. Columns of single ids are written of few kinds of content.
         """
-        found = self._about_to_read(ids)
+        rows, arrays = self._about_to_read(ids)
         mean = np.empty((len(stops), self.width), dtype=np.float32)
         bags, share = self._rows.bags_until(stops)
-        if self.tables:
-            self._rows.mean_columns(self.weights(), found, self.firsts, stops, share, mean)
+        if arrays:
+            self._rows.mean_columns(self.weights(), arrays, self.firsts, stops, share, mean)
         ways_back = []
         for columns, content in self.others:
             vectors, way_back = content(ids)
-            every = np.arange(len(ids))[None]
+            every = (np.arange(len(ids)),)
             part = np.empty((len(stops), vectors.shape[1]), dtype=np.float32)
             self._rows.mean_columns((vectors,), every, FIRST, stops, share, part)
             mean[:, columns] = part
@@ -160,7 +160,7 @@ class ColumnsPass:
 
         def backward(gradient: Array) -> None:
             self._rows.scale_rows(gradient, share)
-            self._give_back(found, torch.from_numpy(bags), gradient)
+            self._give_back(rows, torch.from_numpy(bags), gradient)
             for columns, way_back in ways_back:
                 way_back(gradient[:, columns][bags])
 
@@ -175,22 +175,22 @@ class ColumnsPass:
         self.width += dim
         return slice(self.width - dim, self.width)
 
-    def _about_to_read(self, item_ids: Tensor) -> Array:
-        """The rows `[tables, N]` of items `[N]`, after their keepers have been told of them."""
-        ids = item_ids.numpy()
-        found = np.empty((len(self.tables), len(ids)), dtype=np.int64)
-        for values, own in zip(self.values, found, strict=True):
-            if values is None:
-                own[:] = ids
-            else:
-                self._rows.gather_values(values, ids, own)
-        for table, rows in zip(self.tables, found, strict=True):
-            keeper_of(table).before_read(torch.from_numpy(rows))
-        return found
+    def _about_to_read(self, ids: Tensor) -> tuple[list[Tensor], tuple[Array, ...]]:
+        """The rows `[N]` of each table, after its keeper has been told of them; and as arrays."""
+        given = np.ascontiguousarray(ids.numpy())  # compiled functions take arrays of one kind
+        arrays = tuple(
+            [
+                given if known is None else self._rows.values_at(known, given)
+                for known in self.values
+            ]
+        )
+        rows = [ids if array is given else torch.from_numpy(array) for array in arrays]
+        for table, own in zip(self.tables, rows, strict=True):
+            keeper_of(table).before_read(own)
+        return rows, arrays
 
-    def _give_back(self, found: Array, bags: Tensor | int, gradient: Array) -> None:
+    def _give_back(self, rows: list[Tensor], bags: Tensor | int, gradient: Array) -> None:
         """Hand the gradient of rows that were read, or of their sums, to the tables' keepers."""
         leaf = torch.from_numpy(gradient)
-        for table, rows, columns in zip(self.tables, found, self.columns, strict=True):
-            read = Read(torch.from_numpy(rows), bags, leaf, columns, given=True)
-            keeper_of(table).after_read(read)
+        for table, own, columns in zip(self.tables, rows, self.columns, strict=True):
+            keeper_of(table).after_read(Read(own, bags, leaf, columns, given=True))

@@ -95,7 +95,7 @@ class RowsReader(HistoryReader):
         keeper = keeper_of(self.table)
         keeper.before_read(ids)
         rows = np.empty((len(ids), self.table.dim), dtype=np.float32)
-        self._rows.gather(self.weight(), ids.numpy()[None], FIRST, rows)
+        self._rows.gather(self.weight(), (ids.numpy(),), FIRST, rows)
 
         def give_back(gradient: Array) -> None:
             keeper.after_read(Read(ids, 1, torch.from_numpy(gradient), given=True))
@@ -155,7 +155,7 @@ class EncodedReader(HistoryReader):
         vectors, where, add_up = self._encoded(ids)
         bags, share = self._rows.bags_until(stops)
         mean = np.empty((len(stops), vectors.shape[1]), dtype=np.float32)
-        self._rows.mean_columns((vectors,), where[None], FIRST, stops, share, mean)
+        self._rows.mean_columns((vectors,), (where,), FIRST, stops, share, mean)
 
         def give_back(gradient: Array) -> None:
             self._rows.scale_rows(gradient, share)

@@ -29,6 +29,7 @@ class ProfilePass:
     def __init__(self, model: TwoTower) -> None:
         self.columns = None if model.profile is None else ColumnsPass(None, model.profile)
         self.ending = Ending(None if model.profile is None else model.fuse, model.normalize)
+        self.absent = model.profile is None and not model.normalize
 
     @staticmethod
     def fits(model: TwoTower) -> bool:
@@ -37,6 +38,8 @@ class ProfilePass:
 
     def __call__(self, vectors: Array, user_ids: Tensor) -> tuple[Array, Callable[[Array], Array]]:
         """User vectors `[B, d]` of a tower's output `[B, d]`; and back to the gradient of that."""
+        if self.absent:
+            return vectors, lambda gradient: gradient
         if self.columns is None:
             return self.ending(vectors)
         d, unknown = vectors.shape[1], (user_ids < 0).numpy()

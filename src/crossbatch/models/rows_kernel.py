@@ -22,12 +22,12 @@ TINY = 1e-8  # a vector that is shorter has no direction
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def gather(tables: tuple[Array, ...], ids: Array, firsts: Array, out: Array) -> None:
+def gather(tables: tuple[Array, ...], ids: tuple[Array, ...], firsts: Array, out: Array) -> None:
     """Copy rows of `tables` `[R_i, d_i]` next to each other.
 
     Args:
         tables: One or more.
-        ids: `[tables, n]`.
+        ids: `[n]` rows of each.
         firsts: `[tables]` first column of each in `out`.
         out: `[n, >= Σ d_i]`, written there.
     """
@@ -41,10 +41,12 @@ def gather(tables: tuple[Array, ...], ids: Array, firsts: Array, out: Array) -> 
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def gather_values(values: Array, ids: Array, out: Array) -> None:
-    """`out` `[n]` = `values` `[R]`, integers of any width, at `ids` `[n]`."""
+def values_at(values: Array, ids: Array) -> Array:
+    """`values` `[R]`, integers of any width, at `ids` `[n]`, as int64 `[n]`."""
+    found = np.empty(ids.shape[0], dtype=np.int64)
     for n in range(ids.shape[0]):
-        out[n] = values[ids[n]]
+        found[n] = values[ids[n]]
+    return found
 
 
 @njit(cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)
@@ -96,26 +98,30 @@ def bags_until(stops: Array) -> tuple[Array, Array]:
 
 @njit(cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)
 def mean_columns(
-    tables: tuple[Array, ...], ids: Array, firsts: Array, stops: Array, share: Array, out: Array
+    tables: tuple[Array, ...],
+    ids: tuple[Array, ...],
+    firsts: Array,
+    stops: Array,
+    share: Array,
+    out: Array,
 ) -> None:
     """The means of rows of `tables` over histories, next to each other.
 
     Args:
         tables: `[R_i, d_i]`, one or more.
-        ids: `[tables, P]`, history after history.
+        ids: `[P]` rows of each, history after history.
         firsts: `[tables]` first column of each in `out`.
         stops: `[B]` where each history ends.
         share: `[B]` what one row counts in its mean.
         out: `[B, >= Σ d_i]`, written there; zeros for an empty history.
     """
-    P = ids.shape[1]
     for i in range(len(tables)):
         table, rows, d = tables[i], ids[i], tables[i].shape[1]
         for b in range(stops.shape[0]):
             total = out[b, firsts[i] : firsts[i] + d]
             total[:] = 0
             for n in range(stops[b - 1] if b > 0 else 0, stops[b]):
-                if n + AHEAD < P:
+                if n + AHEAD < rows.shape[0]:
                     for k in range(0, d, LINE):
                         prefetch_line(table, rows[n + AHEAD], k)
                 row = table[rows[n]]

@@ -134,10 +134,10 @@ class LogFrequency(nn.Module):
         plain = item_ids.dtype == torch.int64 and item_ids.dim() == 1 and item_ids.is_cpu
         if not (HAS_NUMBA and plain and table.is_cpu):
             return None
-        from crossbatch.negatives.frequency_kernel import look_up
+        from crossbatch.negatives.frequency_kernel import looked_up
 
-        found = torch.empty(item_ids.shape, dtype=torch.float32)
-        return found if look_up(table.numpy(), item_ids.numpy(), found.numpy()) else None
+        found, known = looked_up(table.numpy(), item_ids.numpy())
+        return torch.from_numpy(found) if known else None
 
     def _checked(self, item_ids: Tensor) -> Tensor:
         log_q = self._looked_up(item_ids)

@@ -12,16 +12,14 @@ if TYPE_CHECKING:
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def look_up(table: Array, ids: Array, out: Array) -> bool:
-    """Write `table` `[R]` at `ids` `[n]` to `out` `[n]`.
+def looked_up(table: Array, ids: Array) -> tuple[Array, bool]:
+    """`table` `[R]` at `ids` `[n]`, float32 `[n]`.
 
-    Returns:
-        Whether all ids are rows of the table and all values more than −inf.
+    And whether all ids are rows of the table and all values more than −inf.
     """
+    found = np.empty(ids.shape[0], dtype=np.float32)
     for n in range(ids.shape[0]):
-        if not 0 <= ids[n] < table.shape[0]:
-            return False
-        out[n] = table[ids[n]]
-        if out[n] == -np.inf:
-            return False
-    return True
+        if not 0 <= ids[n] < table.shape[0] or table[ids[n]] == -np.inf:
+            return found, False
+        found[n] = table[ids[n]]
+    return found, True

@@ -104,6 +104,8 @@ class Bundle(Recommender):
             "item keys": self.catalogue.num_items,
             "item counts": len(self.item_counts) - 1,
         }
+        if self.config.history == "content":
+            sizes["history vectors"] = len(self.history_vectors) - 1
         for part, size in sizes.items():
             if size != expected:
                 raise BundleError(f"{self.path} has {size} {part} for {expected} items")
