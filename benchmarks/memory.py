@@ -38,6 +38,7 @@ def train(model: str, data: Path, run: Path, steps: int) -> dict[str, float]:
     shutil.rmtree(run, ignore_errors=True)
     settings = [
         'model.item_features=["category"]',
+        "model.history=content",
         f"model.item={{hidden = [{HIDDEN}], feature_dims = {{category = 64}}}}",
         "sampler.warmup_steps=0",
         f"train.eval_every={steps}",

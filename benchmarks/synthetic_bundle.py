@@ -62,6 +62,7 @@ def synthetic_bundle(
         titles=["", *_titles(items, np.random.default_rng(seed))],
         counts=counts,
         vectors=vectors,
+        history_vectors=None,
         item_state=item_state,
         user_state=user_state,
         trained=items,

@@ -3,8 +3,9 @@
     python benchmarks/validation.py                # three models at the full Amazon-Books shape
     python benchmarks/validation.py --quick        # a smoke run: numbers mean nothing
 
-CPU seconds of one thread: steps of cross-batch sampling and passes over choices of the validation
-users take turns. Training validates with `train.eval_users`, 5,000 unless told otherwise.
+Steps of cross-batch sampling on one thread, and passes over choices of the validation users on one
+and on all, take turns. Training validates with `train.eval_users`, 5,000 unless told otherwise, and
+on all threads.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ import torch
 
 from crossbatch.config import TrainConfig
 from crossbatch.evaluation import evaluate
+from crossbatch.training.threads import using
 from measure.floor import Shape
 from measure.machine import describe
 from measure.report import header, table_line
@@ -33,10 +36,11 @@ if TYPE_CHECKING:
 
 USERS = (1_000, TrainConfig().eval_users)
 STEPS, WARMUP, EVAL_EVERY = 64, 24, TrainConfig().eval_every
+CORES = torch.get_num_threads()  # as torch finds them, before anybody has set them
 
 
 def measured(model: str, dataset: Dataset, users: tuple[int, ...], rounds: int) -> dict[str, Any]:
-    """Median CPU seconds of a step and of a pass over each number of users."""
+    """Median seconds of a step, and of passes over numbers of users on one thread and on all."""
     shape = Shape()
     chosen = trainer(recipe(model, "cross_batch", shape), dataset)
     batches = dataset.batches(shape.B, seed=0, history_length=shape.L)
@@ -52,31 +56,37 @@ def measured(model: str, dataset: Dataset, users: tuple[int, ...], rounds: int) 
 
     steps(WARMUP)
     step_times: list[float] = []
-    pass_times: dict[int, list[float]] = {count: [] for count in users}
+    pass_times: dict[tuple[int, int], list[float]] = {
+        (count, threads): [] for count in users for threads in (1, CORES)
+    }
     for _ in range(rounds):
-        step_times.append(cpu_seconds(lambda: steps(STEPS)) / STEPS)
-        for count, times in pass_times.items():
-            times.append(cpu_seconds(lambda count=count: validate(count)))  # type: ignore[misc]
+        step_times.append(seconds(partial(steps, STEPS)) / STEPS)
+        for (count, threads), times in pass_times.items():
+            with using(threads):
+                times.append(seconds(partial(validate, count)))
+    passes = {key: statistics.median(times) for key, times in pass_times.items()}
     return {
         "step": statistics.median(step_times),
-        "passes": {count: statistics.median(times) for count, times in pass_times.items()},
+        "passes": {count: passes[count, 1] for count in users},
+        "on all threads": {count: passes[count, CORES] for count in users},
     }
 
 
-def cpu_seconds(work: Callable[[], object]) -> float:
-    start = time.process_time()
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
     work()
-    return time.process_time() - start
+    return time.perf_counter() - start
 
 
 def markdown(document: dict[str, Any]) -> str:
     """One line a model and number of users."""
-    lines = header("model", "users", "CPU s", "as many steps", f"÷ {EVAL_EVERY:,} steps")
+    threads = f"s on {document['threads']} threads"
+    lines = header("model", "users", "s on one thread", threads, f"÷ {EVAL_EVERY:,} steps")
     for model, row in document["models"].items():
-        for users, seconds in row["passes"].items():
-            steps = seconds / row["step"]
-            cells = [f"{int(users):,}", f"{seconds:.2f}", f"{steps:,.0f}"]
-            lines.append(table_line(model, *cells, f"{steps / EVAL_EVERY:.2f}"))
+        for users, alone in row["passes"].items():
+            taken = row["on all threads"][users]
+            cells = [f"{int(users):,}", f"{alone:.2f}", f"{taken:.2f}"]
+            lines.append(table_line(model, *cells, f"{taken / row['step'] / EVAL_EVERY:.2f}"))
     return "\n".join(lines)
 
 
@@ -90,13 +100,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.users, options.rounds = [100], 1
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # of the steps
     options.out.mkdir(parents=True, exist_ok=True)
     data = options.data or options.out / ("data-tiny" if options.quick else "data-full")
     dataset = generated(data, TINY if options.quick else FULL)
     document = {
         "machine": describe(),
         "quick": options.quick,
+        "threads": CORES,
         "valid_users": dataset.num_eval_users("valid"),
         "models": {
             model: measured(model, dataset, tuple(options.users), options.rounds)

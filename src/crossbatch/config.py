@@ -111,7 +111,8 @@ class TrainConfig:
         seed: Of initialisation, batches and sampling.
         log_every: Batches between journal lines with diagnostics.
         keep_checkpoints: Newest checkpoints kept for `--resume`.
-        threads: CPU threads; 0 measures at the start whether more than one pays.
+        threads: CPU threads; 0 measures at the start whether more than one pays for steps, and
+            evaluates with all.
         device: `"auto"`, `"cpu"` or `"cuda"`.
     """
 

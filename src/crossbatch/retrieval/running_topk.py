@@ -7,6 +7,11 @@ list; after the first tiles almost nothing can, so nearly all the work is one ve
 import torch
 from torch import Tensor
 
+from crossbatch.kernels import HAS_NUMBA
+
+FEW_USERS = 16  # a compiled scan takes them by the line, and one of fewer is short
+MOST_NOTED = 1 << 18  # candidates of a tile; of more, torch finds the few that matter
+
 
 class RunningTopK:
     """Top-k lists of B users while items stream past in ascending id order.
@@ -25,6 +30,11 @@ class RunningTopK:
         self.item_ids = torch.zeros((rows, k), dtype=torch.long, device=like.device)
         self.items_merged = 0
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []  # users, item ids, scores
+        self._notes: tuple[Tensor, Tensor, Tensor] | None = None  # the same, of one compiled scan
+        if HAS_NUMBA and like.device.type == "cpu" and rows >= FEW_USERS:
+            room = min(rows * k, MOST_NOTED)
+            users, items = torch.empty(2, room, dtype=torch.long)
+            self._notes = users, items, like.new_empty(room)
 
     def scan(self, tile: Tensor, group: int, *, first_id: int) -> None:
         """Note the candidates among a tile of scores.
@@ -34,6 +44,8 @@ class RunningTopK:
             group: Items per group.
             first_id: Id of the tile's first item.
         """
+        if self.items_merged and self._scan_compiled(tile, group, first_id):
+            return
         n, K, B = tile.shape
         k = self.scores.shape[1]
         threshold = self.scores[:, -1]  # [B]; what the list already holds
@@ -53,6 +65,19 @@ class RunningTopK:
         if len(hits):
             item_ids = groups[hits] * group + offsets + first_id
             self._pending.append((users[hits], item_ids, scores[hits, offsets]))
+
+    def _scan_compiled(self, tile: Tensor, group: int, first_id: int) -> bool:
+        """`scan` in one pass; False where that cannot be, or would note too much."""
+        if self._notes is None:
+            return False
+        from crossbatch.retrieval.scan_kernel import above
+
+        threshold, notes = self.scores[:, -1], [note.numpy() for note in self._notes]
+        count = above(tile.numpy(), group, threshold.contiguous().numpy(), *notes)
+        if count > 0:
+            users, items, scores = (note[:count].clone() for note in self._notes)
+            self._pending.append((users, items + first_id, scores))
+        return bool(count >= 0)
 
     def merge(self, *, items_seen: int) -> None:
         """Take the noted candidates into the lists."""

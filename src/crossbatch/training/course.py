@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from crossbatch.training.threads import using
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -49,6 +51,7 @@ class Course:
         probe: Measures beside training.
         keep_checkpoints: Newest ones kept.
         eval_seconds: Time of evaluations, earlier sittings included.
+        eval_threads: CPU threads of evaluations.
         users: Validation users of the last evaluation.
         chosen: The sampler that an `"auto"` one stands for.
     """
@@ -64,6 +67,7 @@ class Course:
     probe: Probe | None
     keep_checkpoints: int
     eval_seconds: float
+    eval_threads: int
     users: int = 0
     chosen: dict[str, Any] | None = None
 
@@ -79,6 +83,7 @@ class Course:
             "journal_crc32": self.journal.crc32,
             "eval_seconds": self.eval_seconds,
             "threads": torch.get_num_threads(),
+            "eval_threads": self.eval_threads,
             "sampler": self.chosen,
         } | self.monitor.state()
         self.folder.save_checkpoint(self.trainer, self.stopping, saved, self.keep_checkpoints)
@@ -95,7 +100,8 @@ class Course:
         """Metrics of the model as it is; the clock of training stands still."""
         self.monitor.pause()
         began = time.perf_counter()
-        evaluation = self.evaluate()
+        with using(self.eval_threads):
+            evaluation = self.evaluate()
         self.eval_seconds += time.perf_counter() - began
         self.users = evaluation.num_users
         return evaluation.means()

@@ -25,7 +25,7 @@ from crossbatch.training.interrupt import interrupt_flag
 from crossbatch.training.monitor import Monitor
 from crossbatch.training.outcome import PAPER_METRICS, evaluate_split, finite, measure_test
 from crossbatch.training.run_folder import flat
-from crossbatch.training.threads import measured_threads
+from crossbatch.training.threads import measured_threads, using
 from crossbatch.training.trainer import EarlyStopping, Trainer
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Sitting:
         test: Whether to look at the test users.
         ranks: The processes that train together, or None.
         advice: Where the recipe leaves the sampler to us.
+        eval_threads: CPU threads of evaluations.
     """
 
     dataset: Dataset
@@ -68,6 +69,7 @@ class Sitting:
     test: bool
     ranks: Ranks | None
     advice: Advice | None = None
+    eval_threads: int = 1
 
     def run(self) -> dict[str, Any]:
         """Train, measure, and return the content of `result.json`."""
@@ -82,9 +84,8 @@ class Sitting:
         trainer, saved = together(self.ranks, lambda: self._restore(stopping))
         document: dict[str, Any] = NOTHING_YET | (saved or {})
         # Sums depend on how they are split: a resumed run uses the threads that it began with.
-        torch.set_num_threads(
-            train.threads or document.get("threads") or self._best_threads(trainer)
-        )
+        threads = train.threads or document.get("threads") or self._best_threads(trainer)
+        self.eval_threads = train.threads or document.get("eval_threads") or torch.get_num_threads()
         self.folder.write_config(self._config())
         journal = self.folder.journal(document["journal"])
         if document.get("journal_crc32") not in (None, journal.crc32):
@@ -93,7 +94,8 @@ class Sitting:
                 "goes on exactly, curves that are drawn from it may have gaps"
             )
         try:
-            return self._train(trainer, stopping, document, journal)
+            with using(threads):
+                return self._train(trainer, stopping, document, journal)
         finally:
             journal.close()
 
@@ -151,7 +153,8 @@ class Sitting:
                 f"--resume"
             )
         course.write("stop", trainer.step, reason=reason)
-        return self._finish(course)
+        with using(self.eval_threads):
+            return self._finish(course)
 
     def _course(
         self,
@@ -176,6 +179,7 @@ class Sitting:
             self.probe,
             train.keep_checkpoints,
             document["eval_seconds"],
+            self.eval_threads,
             chosen=self.advice.sampler if self.advice else None,
         )
 

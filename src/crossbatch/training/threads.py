@@ -1,14 +1,20 @@
-"""How many CPU threads a step deserves: small ones are faster, and cheaper, on one."""
+"""How many CPU threads a step deserves: small ones are faster, and cheaper, on one.
+
+Evaluation is made of large products, which gain from all of them.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from crossbatch.training.trainer import Trainer, TrainingBatch
 
 WORTH_IT = 1.4  # less of a gain is not worth the cores, which another run could use
@@ -30,15 +36,23 @@ def measured_threads(trainer: Trainer, batch: TrainingBatch) -> int:
 
 def _seconds(trainer: Trainer, batch: TrainingBatch, threads: int) -> float:
     """The shortest of a few steps: whatever else the machine does only makes them longer."""
-    earlier = torch.get_num_threads()
-    torch.set_num_threads(threads)
     taken = []
-    with torch.random.fork_rng():
+    with using(threads), torch.random.fork_rng():
         for _ in range(STEPS):
             start = time.perf_counter()
             u, positives, _, loss = trainer.forward(batch)
             trainer.backward(u, positives, loss)
             taken.append(time.perf_counter() - start)
             trainer.optimizer.forget()
-    torch.set_num_threads(earlier)
     return min(taken[1:])
+
+
+@contextmanager
+def using(threads: int) -> Iterator[None]:
+    """So many threads inside, as many as before afterwards."""
+    earlier = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(earlier)
