@@ -12,6 +12,7 @@ pytest.importorskip("numba")  # and with it NumPy
 
 import numpy as np
 
+from crossbatch.negatives import softmax_kernel
 from crossbatch.negatives.direct import loss_and_gradients
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="needs numba")
@@ -59,6 +60,40 @@ def test_positives_that_are_no_negatives_get_their_pull(oracle, problem):
     truth = oracle(given.users, given.positives, given.extra, weight=torch.full((B,), 1 / B))
     own = double(found.of(given.positives.embeddings))
     torch.testing.assert_close(own, truth.positives, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("among", [True, False], ids=["batch among negatives", "batch apart"])
+@pytest.mark.parametrize("excluding", [False, True], ids=["all", "some"])
+def test_many_rows_are_taken_in_blocks(among, excluding):
+    """More scores than are kept at once; ids repeat from one block of rows to the next."""
+    rng, B, M, d = torch.Generator().manual_seed(0), 301, 9_000, 6
+    assert M > softmax_kernel.CACHED // softmax_kernel.FEWEST_ROWS
+    assert B > 2 * softmax_kernel.FEWEST_ROWS
+
+    def drawn(rows):
+        vectors = torch.randn(rows, d, generator=rng)
+        return (
+            vectors,
+            torch.randint(1, 200, (rows,), generator=rng),
+            torch.rand(rows, generator=rng),
+        )
+
+    u, positives, extra = drawn(B)[0], Candidates(*drawn(B)), Candidates(*drawn(M))
+    negatives = positives + extra if among else extra
+    exclude = torch.rand(B, len(negatives), generator=rng) < 0.2 if excluding else None
+    found = loss_and_gradients(u, positives, negatives, temperature=0.5, exclude=exclude)
+    leaves = [x.double().requires_grad_() for x in (u, positives.embeddings, extra.embeddings)]
+    own, others = (
+        Candidates(leaf, given.item_ids, given.log_q.double())
+        for leaf, given in zip(leaves[1:], (positives, extra), strict=True)
+    )
+    columns = own + others if among else others
+    truth = row_losses(leaves[0] / 0.5, own, columns, exclude=exclude).mean()
+    wanted = torch.autograd.grad(truth, leaves)
+    torch.testing.assert_close(found.loss.double(), truth, rtol=1e-5, atol=1e-6)
+    got = (found.users, found.of(positives.embeddings), found.of(extra.embeddings))
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(double(ours), theirs, rtol=1e-4, atol=1e-7)
 
 
 def test_balanced_columns_push_harder(problem):

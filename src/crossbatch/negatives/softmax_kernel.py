@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     Array = np.ndarray
 
 BUCKETS = 1024
+CACHED = 1 << 20  # scores that stay in the cache between the products and the softmax
+FEWEST_ROWS = 128  # of a block: with fewer, products would wait for the columns
 CACHE_LINE = 16  # float32 values
 LOWEST = -2139095041  # the turned bits of −inf
 NOTHING = np.empty((0, 0), dtype=np.bool_)  # for `exclude`
@@ -61,38 +63,71 @@ def loss_and_gradients(
     B, N = users.shape[0], column_keys.shape[0]
     u = users / np.float32(temperature)
     # Rows start at full cache lines, or the products would take an eighth longer.
-    block = np.empty((B, (N // CACHE_LINE + 1) * CACHE_LINE), dtype=np.float32)
-    first = 0
-    for part in parts:
-        product_t(u, part, block[:, first : first + part.shape[0]], 0)
-        first += part.shape[0]
-    if own < 0:
-        for r in range(B):
-            block[r, N] = _dot(u[r], own_vectors[r])
-    losses = np.empty(B, dtype=np.float32)
-    softmax_rows(block, log_q, row_keys, column_keys, exclude, own_log_q, own, 1 / B, losses)
-    first = 0
+    width = (N // CACHE_LINE + 1) * CACHE_LINE
+    rows = min(B, max(FEWEST_ROWS, CACHED // width))
+    block, losses = np.empty((rows, width), dtype=np.float32), np.empty(B, dtype=np.float32)
+    for start in range(0, B, rows):
+        stop = min(start + rows, B)
+        _some_rows(
+            u[start:stop], own_vectors[start:stop], parts, log_q, row_keys[start:stop], column_keys,
+            exclude[start:stop], own_log_q[start:stop], own + start if own >= 0 else -1, 1 / B,
+            block[: stop - start], losses[start:stop],
+            grad_users[start:stop], grad_own[start:stop], grad_parts, 0 if start == 0 else 1,
+        )  # fmt: skip
     for i in range(len(parts)):
-        part, grad = parts[i], grad_parts[i]
-        place = block[:, first : first + part.shape[0]]
-        product(place, part, grad_users, 0 if i == 0 else 1)
-        if grad.shape[0] > 0:
-            t_product(place, u, grad, 0)
-            if pushes[i] != 1:
-                grad *= np.float32(pushes[i])
-        first += part.shape[0]
-    if own < 0:
-        for r in range(B):
-            pull = block[r, N]
-            for k in range(u.shape[1]):
-                grad_users[r, k] += pull * own_vectors[r, k]
-                grad_own[r, k] = pull * u[r, k]
+        if pushes[i] != 1:
+            grad_parts[i][:] *= np.float32(pushes[i])
     if temperature != 1:
         grad_users /= np.float32(temperature)
     mean = 0.0
     for r in range(B):
         mean += losses[r] / B
     return mean
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def _some_rows(
+    u: Array,
+    own_vectors: Array,
+    parts: tuple[Array, ...],
+    log_q: Array,
+    row_keys: Array,
+    column_keys: Array,
+    exclude: Array,
+    own_log_q: Array,
+    own: int,
+    scale: float,
+    block: Array,
+    losses: Array,
+    grad_users: Array,
+    grad_own: Array,
+    grad_parts: tuple[Array, ...],
+    keep: float,
+) -> None:
+    """`loss_and_gradients` of some rows; gradients of columns are added to `keep` times theirs."""
+    N = column_keys.shape[0]
+    first = 0
+    for part in parts:
+        product_t(u, part, block[:, first : first + part.shape[0]], 0)
+        first += part.shape[0]
+    if own < 0:
+        for r in range(u.shape[0]):
+            block[r, N] = _dot(u[r], own_vectors[r])
+    softmax_rows(block, log_q, row_keys, column_keys, exclude, own_log_q, own, scale, losses)
+    first = 0
+    for i in range(len(parts)):
+        part, grad = parts[i], grad_parts[i]
+        place = block[:, first : first + part.shape[0]]
+        product(place, part, grad_users, 0 if i == 0 else 1)
+        if grad.shape[0] > 0:
+            t_product(place, u, grad, keep)
+        first += part.shape[0]
+    if own < 0:
+        for r in range(u.shape[0]):
+            pull = block[r, N]
+            for k in range(u.shape[1]):
+                grad_users[r, k] += pull * own_vectors[r, k]
+                grad_own[r, k] = pull * u[r, k]
 
 
 @njit(fastmath={"contract", "reassoc"}, cache=True, error_model="numpy", nogil=True)
