@@ -22,6 +22,7 @@ KERNELS = {
     "readout_kernel",
     "routing_kernel",
     "rows_kernel",
+    "scan_kernel",
     "softmax_kernel",
     "windows_kernel",
 }
@@ -41,7 +42,7 @@ MAY_IMPORT = {
     "kernels": set(),
     "negatives": {"kernels"},
     "models": {"kernels"},
-    "retrieval": set(),
+    "retrieval": {"kernels"},
     "data": {"documents", "errors"},
     "reports": {"documents", "errors"},
     "documents": {"errors"},
