@@ -142,7 +142,7 @@ class ColumnsPass:
     def mean(self, ids: Tensor, stops: Array) -> tuple[Array, Callable[[Array], None]]:
         """Means `[B, width]` over ids `[P]` history by history, zeros for an empty one; likewise.
 
-        Histories end at `stops` `[B]`. Columns of single ids are written of few kinds of content.
+        Histories end at `stops` `[B]`. Rows of tables are added up where they lie.
         """
         rows, arrays = self._about_to_read(ids)
         mean = np.empty((len(stops), self.width), dtype=np.float32)

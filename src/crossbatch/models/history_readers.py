@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from .content_passes import FIRST, ColumnsPass
-from .embedding import EmbeddingTable, Read
+from .embedding import EmbeddingTable
 from .history import blank_positions
 from .item_passes import ItemsPass
-from .pass_parts import Arrays, keeper_of, trainable
+from .pass_parts import trainable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 def history_reader(model: TwoTower) -> HistoryReader:
     """The reader of a model's histories, which are readable."""
-    readers: dict[str, Callable[[TwoTower], HistoryReader]]
-    readers = {"id": RowsReader, "content": ColumnsReader, "item_tower": EncodedReader}
-    return readers[model.history](model)
+    return EncodedReader(model) if model.history == "item_tower" else ColumnsReader(model)
 
 
 def is_readable(model: TwoTower) -> bool:
@@ -82,56 +80,21 @@ class HistoryReader(ABC):
         return blank_positions(history, rate) if self.model.training and rate > 0 else history
 
 
-class RowsReader(HistoryReader):
-    """Items are rows of the id table."""
-
-    def __init__(self, model: TwoTower) -> None:
-        super().__init__(model)
-        self.table = cast("EmbeddingTable", cast("ItemTower", model.item_tower).table)
-        self.weight = Arrays([self.table.weight])
-
-    def read(self, ids: Tensor) -> tuple[Array, GiveBack]:
-        """As promised."""
-        keeper = keeper_of(self.table)
-        keeper.before_read(ids)
-        rows = np.empty((len(ids), self.table.dim), dtype=np.float32)
-        self._rows.gather(self.weight(), (ids.numpy(),), FIRST, rows)
-
-        def give_back(gradient: Array) -> None:
-            keeper.after_read(Read(ids, 1, torch.from_numpy(gradient), given=True))
-
-        return rows, give_back
-
-    def mean(self, history: Tensor) -> tuple[Array, GiveBack]:
-        """As promised, without the vectors of single items ever being written."""
-        B, L = history.shape
-        flat, keeper = self.trained_on(history).reshape(-1), keeper_of(self.table)
-        keeper.before_read(flat)
-        mean = np.empty((B, self.table.dim), dtype=np.float32)
-        share = np.empty(B, dtype=np.float32)
-        self._rows.mean_rows(self.weight()[0], flat.numpy(), mean, share)
-
-        def give_back(gradient: Array) -> None:
-            self._rows.scale_rows(gradient, share)
-            keeper.after_read(Read(flat, L, torch.from_numpy(gradient), given=True))
-
-        return mean, give_back
-
-
 class ColumnsReader(HistoryReader):
-    """Items are what the layers of the item tower see: rows of the id table, and content."""
+    """Items are rows of the id table, with their content beside these where the model wants it."""
 
     def __init__(self, model: TwoTower) -> None:
         super().__init__(model)
         tower = cast("ItemTower", model.item_tower)
-        self.columns = ColumnsPass(cast("EmbeddingTable | None", tower.table), tower.content)
+        content = tower.content if model.history == "content" else None
+        self.columns = ColumnsPass(cast("EmbeddingTable | None", tower.table), content)
 
     def read(self, ids: Tensor) -> tuple[Array, GiveBack]:
         """As promised."""
         return self.columns(ids)
 
     def mean(self, history: Tensor) -> tuple[Array, GiveBack]:
-        """As promised."""
+        """As promised, without the columns of single items ever being written."""
         ids, stops, _ = self.by_history(history)
         return self.columns.mean(ids, stops)
 

@@ -49,35 +49,6 @@ def values_at(values: Array, ids: Array) -> Array:
     return found
 
 
-@njit(cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)
-def mean_rows(table: Array, ids: Array, out: Array, share: Array) -> None:
-    """The mean of the rows of each history.
-
-    Args:
-        table: `[R, d]`.
-        ids: `[B · L]`, one history after the other, 0 = padding.
-        out: `[B, d]`, written; zeros for an empty history.
-        share: `[B]`, written: what one row counts in its mean.
-    """
-    B, d = out.shape
-    L = ids.shape[0] // B
-    for b in range(B):
-        total, size = out[b], 0
-        total[:] = 0
-        for n in range(b * L, b * L + L):
-            if n + AHEAD < ids.shape[0] and ids[n + AHEAD] != 0:
-                for k in range(0, d, LINE):
-                    prefetch_line(table, ids[n + AHEAD], k)
-            if ids[n] != 0:
-                size += 1
-                row = table[ids[n]]
-                for k in range(d):
-                    total[k] += row[k]
-        share[b] = np.float32(1) / np.float32(max(size, 1))
-        for k in range(d):
-            total[k] *= share[b]
-
-
 @njit(cache=True, error_model="numpy", nogil=True)
 def bags_until(stops: Array) -> tuple[Array, Array]:
     """Whose each of P rows is `[P]`, and what one counts in the mean of its bag `[B]`.
