@@ -63,7 +63,9 @@ def test_a_flipped_bit_is_noticed(victim, data):
 def test_a_truncated_or_longer_file_is_noticed_even_unverified(victim, data):
     path = data.draw(st.sampled_from(files_of(victim)))
     whole = path.read_bytes()
-    size = data.draw(st.integers(0, len(whole) - 1))
+    size = data.draw(
+        st.integers(0, len(whole.rstrip()) - 1)
+    )  # without its last newline it is whole
     path.write_bytes(data.draw(st.sampled_from([whole[:size], whole + b"\0"])))
     try:
         with pytest.raises(BundleError):
