@@ -46,6 +46,19 @@ def test_raw_log_then_prepare_by_detection(tmp_path: Path) -> None:
     assert set(dataset.item_features) == {"title", "category", "tags", "price"}
 
 
+def test_a_raw_log_replaces_one_of_its_kind_and_nothing_else(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    for seed in ("1", "2"):
+        run("synth", "--raw", raw, "--overwrite", "--seed", seed, *SMALL)
+    assert json.loads((raw / ".generated.json").read_text())["seed"] == 2
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "items.parquet").write_bytes(b"years of work")
+    with pytest.raises(DataError, match="--overwrite does not replace it"):
+        run("synth", "--raw", own, "--overwrite", *SMALL)
+    assert (own / "items.parquet").read_bytes() == b"years of work"
+
+
 def test_every_flag_reaches_the_manifest(tmp_path: Path) -> None:
     rows = "".join(f"u{u};i{i};{i}\n" for u in range(12) for i in range(8))
     (tmp_path / "log.csv").write_text(

@@ -6,7 +6,8 @@ items to them, so that users, items and interactions are exactly as many as aske
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCK_USERS = 50_000
+GENERATED = ".generated.json"  # in a raw log: what it was made with
 FIRST_DAY, DAYS = 12_418, 3_650  # ten years from 2004
 DAY = 86_400
 REGIONS = ("north", "east", "south", "west", "coast", "hills", "islands", "city")
@@ -91,9 +93,13 @@ def synthetic_source(options: SynthOptions) -> Source:
 
 
 def write_raw(options: SynthOptions, out: Path, *, overwrite: bool = False) -> None:
-    """Write the log as a folder of Parquet files, as raw material for `crossbatch prepare`."""
+    """Write the log as a folder of Parquet files, as raw material for `crossbatch prepare`.
+
+    Another such folder may be overwritten, and nobody's own log: `GENERATED` tells them apart.
+    """
     log = SyntheticLog(options)
-    with atomic_folder(out, overwrite=overwrite) as folder:
+    with atomic_folder(out, overwrite=overwrite, marker=GENERATED) as folder:
+        (folder / GENERATED).write_text(json.dumps(asdict(options)) + "\n", encoding="utf-8")
         (folder / "interactions").mkdir()
         for number, batch in enumerate(log.batches(Tally())):
             named = batch.rename({"time": "timestamp"})
