@@ -68,7 +68,7 @@ def main() -> None:
         _run()
     except SystemExit as end:
         if "RANK" in os.environ and "torch" in sys.modules:  # one of those that torchrun started
-            _leave(end.code if isinstance(end.code, int) else 0)
+            _leave(end.code if isinstance(end.code, int) else int(end.code is not None))
         raise
 
 
