@@ -19,7 +19,6 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "comma
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["attrs_block", "colon_fence"]
-suppress_warnings = ["toc.empty_glob"]
 
 default_role = "code"  # docstrings write `name`, as Markdown does
 autodoc_typehints_format = "short"
