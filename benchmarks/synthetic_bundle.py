@@ -13,9 +13,9 @@ import torch
 from crossbatch.config import ModelConfig, build
 from crossbatch.data.progress import silent
 from crossbatch.models import MODELS, ItemTower, TwoTower
-from crossbatch.serving.parity import Probe
-from crossbatch.serving.towers import split_state
-from crossbatch.serving.writing import Contents, IndexPlan, write_bundle
+from crossbatch.serving.bundle.parity import Probe
+from crossbatch.serving.bundle.towers import split_state
+from crossbatch.serving.bundle.writing import Contents, IndexPlan, write_bundle
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from crossbatch import Recipe, fit, open_dataset
 from crossbatch.data import PrepareOptions, open_source, prepare
 from crossbatch.data.synthetic import SynthOptions, write_raw
 from crossbatch.serving import export_bundle
-from crossbatch.serving.items import add_items
+from crossbatch.serving.bundle.change_items import add_items
 
 
 def main() -> None:

@@ -29,9 +29,9 @@ from crossbatch.documents import document_checksum, sealed
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.reports.runs import read_run
 from crossbatch.reproduce.search import read_settings
-from crossbatch.serving import manifest as bundles
 from crossbatch.serving import open_bundle
-from crossbatch.serving.items import add_items, remove_items
+from crossbatch.serving.bundle import manifest as bundles
+from crossbatch.serving.bundle.change_items import add_items, remove_items
 from crossbatch.serving.server.live_bundle import LiveBundle
 from crossbatch.training import checkpoint
 from crossbatch.training.saved import open_run

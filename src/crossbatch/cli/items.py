@@ -40,7 +40,7 @@ def add(
     Example: crossbatch items add first.bundle new_items.parquet --out second.bundle
     """
     from crossbatch.serving import open_bundle
-    from crossbatch.serving.items import add_items
+    from crossbatch.serving.bundle.change_items import add_items
 
     table = _table(items)
     opened = open_bundle(bundle)
@@ -68,7 +68,7 @@ def remove(
     Example: crossbatch items remove first.bundle --items i17,i4 --out second.bundle
     """
     from crossbatch.serving import open_bundle
-    from crossbatch.serving.items import remove_items
+    from crossbatch.serving.bundle.change_items import remove_items
 
     if (items is None) == (file is None):
         raise ConfigError("pass either --items ITEM,ITEM or --file FILE")
@@ -107,7 +107,7 @@ def vectors(
 
     Example: crossbatch vectors first.bundle --out vectors.parquet
     """
-    from crossbatch.serving.opening import open_recommender
+    from crossbatch.serving.from_run import open_recommender
     from crossbatch.serving.pgvector import connect, load_items
     from crossbatch.serving.vectors import write_vectors
 

@@ -81,7 +81,7 @@ def _one(
     exclude_seen: bool,
     as_json: bool,
 ) -> None:
-    from crossbatch.serving.opening import open_recommender
+    from crossbatch.serving.from_run import open_recommender
 
     recommender = open_recommender(source, data=data)
     given = _features(features)
@@ -104,8 +104,8 @@ def _test_user(
     source: Path, data: Path | None, number: int, k: int, *, exclude_seen: bool
 ) -> tuple[list[str], list[int], list[ScoredItem]]:
     """History, later choices and list of a test user of a run's dataset."""
+    from crossbatch.serving.bundle.manifest import MANIFEST
     from crossbatch.serving.from_run import held_out_user, run_recommender
-    from crossbatch.serving.manifest import MANIFEST
     from crossbatch.training.saved import open_run
 
     if (source / MANIFEST).is_file():
@@ -128,8 +128,8 @@ def _many(
     overwrite: bool,
     quiet: bool,
 ) -> None:
-    from crossbatch.serving.batch import recommend_users
-    from crossbatch.serving.opening import open_recommender
+    from crossbatch.serving.from_run import open_recommender
+    from crossbatch.serving.recommend_users import recommend_users
 
     recommender = open_recommender(source, data=data)
     with progress_bars(quiet=quiet) as progress:

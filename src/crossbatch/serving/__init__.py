@@ -8,13 +8,12 @@ For example:
 
 from typing import TYPE_CHECKING
 
-from crossbatch.serving.bundle import Bundle, open_bundle
-from crossbatch.serving.manifest import BundleError
+from crossbatch.serving.bundle import Bundle, BundleError, open_bundle
 from crossbatch.serving.recommender import Recommender
 from crossbatch.serving.results import Recommendation, ScoredItem
 
 if TYPE_CHECKING:
-    from crossbatch.serving.export import export_bundle
+    from crossbatch.serving.bundle.export import export_bundle
 
 __all__ = [
     "Bundle",
@@ -30,7 +29,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import `export_bundle` when asked for: it needs all of training, and a server does not."""
     if name == "export_bundle":
-        from crossbatch.serving.export import export_bundle
+        from crossbatch.serving.bundle.export import export_bundle
 
         return export_bundle
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,22 +1,47 @@
-"""A run folder that answers directly, without a bundle: for looking at what was just trained."""
+"""Recommendations directly from a run folder, without exporting a bundle first.
+
+open_recommender(Path("runs/first")).recommend([["i17", "i4"]], k=20)
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from crossbatch.data.features import read_encoders
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import encode_items
 from crossbatch.retrieval import ExactIndex
-from crossbatch.serving.profiles import Profiles, feature_table
+from crossbatch.serving.bundle.manifest import MANIFEST
+from crossbatch.serving.bundle.opening import open_bundle
+from crossbatch.serving.bundle.towers import InHistories
 from crossbatch.serving.recommender import Recommender
-from crossbatch.serving.towers import InHistories
+from crossbatch.serving.user_features import Profiles, feature_table
+from crossbatch.training.saved import open_run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from torch import Tensor
 
     from crossbatch.training.saved import SavedRun
+
+
+RUN = "config.json"
+
+
+def open_recommender(path: Path, *, data: Path | None = None) -> Recommender:
+    """Open a bundle folder or a run folder.
+
+    Args:
+        path: The folder.
+        data: Of a run, the dataset folder if it has moved since training.
+    """
+    if (path / MANIFEST).is_file():
+        return open_bundle(path)
+    if (path / RUN).is_file():
+        return run_recommender(open_run(path, data=data))
+    raise DataError(f"{path} is neither a bundle (no {MANIFEST}) nor a run folder (no {RUN})")
 
 
 def run_recommender(saved: SavedRun) -> Recommender:

@@ -13,8 +13,8 @@ import torch
 
 from crossbatch.errors import ConfigError
 from crossbatch.retrieval import TopK
-from crossbatch.serving.profiles import Profiles, encode_profiles, with_profiles
 from crossbatch.serving.results import Ranking, Recommendation, ScoredItem
+from crossbatch.serving.user_features import Profiles, encode_profiles, with_profiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from crossbatch.data.encoders import Encoder
     from crossbatch.models import TwoTower
     from crossbatch.retrieval import Index
-    from crossbatch.serving.catalogue import Catalogue
+    from crossbatch.serving.bundle.catalogue import Catalogue
 
 
 class Recommender:

@@ -17,12 +17,12 @@ from crossbatch.data.folder import check_free
 from crossbatch.data.progress import Progress, silent
 from crossbatch.documents import read_document
 from crossbatch.evaluation import encode_items
-from crossbatch.serving import towers as stored_towers
 from crossbatch.serving.bundle import open_bundle
-from crossbatch.serving.catalogue import all_items
-from crossbatch.serving.manifest import MANIFEST
-from crossbatch.serving.parity import real_users
-from crossbatch.serving.writing import Contents, IndexPlan, write_bundle
+from crossbatch.serving.bundle import towers as stored_towers
+from crossbatch.serving.bundle.catalogue import all_items
+from crossbatch.serving.bundle.manifest import MANIFEST
+from crossbatch.serving.bundle.parity import real_users
+from crossbatch.serving.bundle.writing import Contents, IndexPlan, write_bundle
 from crossbatch.training.distributed.ranking import encode_together
 from crossbatch.training.distributed.start import joined, together
 from crossbatch.training.saved import open_run

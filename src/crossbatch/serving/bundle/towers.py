@@ -12,7 +12,7 @@ from torch import nn
 from crossbatch.config import ModelConfig, build
 from crossbatch.models import MODELS, ItemTower, TwoTower
 from crossbatch.models.build import tower_options
-from crossbatch.serving.manifest import BundleError
+from crossbatch.serving.bundle.manifest import BundleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,7 +9,8 @@ import torch
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.retrieval import ExactIndex, IndexFacts
-from crossbatch.serving import export_bundle, graph, open_bundle, parity, towers, writing
+from crossbatch.serving import export_bundle, open_bundle
+from crossbatch.serving.bundle import graph, parity, towers, writing
 from crossbatch.serving.from_run import run_profiles, run_recommender
 
 

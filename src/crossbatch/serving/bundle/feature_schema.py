@@ -15,7 +15,7 @@ import numpy as np
 from crossbatch.data.features import SCHEMA, read_encoders
 from crossbatch.documents import read_document
 from crossbatch.models import FeatureTable
-from crossbatch.serving.manifest import BundleError
+from crossbatch.serving.bundle.manifest import BundleError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -27,15 +27,21 @@ from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import DataError
 from crossbatch.evaluation import encode_items
 from crossbatch.retrieval import IVFIndex
-from crossbatch.serving import graph as graphs
-from crossbatch.serving.bundle import ITEMS, Bundle
-from crossbatch.serving.catalogue import all_items
-from crossbatch.serving.manifest import MANIFEST, BundleError
-from crossbatch.serving.parity import Probe, drawn_users
-from crossbatch.serving.profiles import Profiles, feature_table
-from crossbatch.serving.schema import sample_tables, schema_encoders
-from crossbatch.serving.towers import ID_TABLE, USER_TOWER, InHistories, item_side, map_tensors
-from crossbatch.serving.writing import Contents, IndexPlan, write_bundle
+from crossbatch.serving.bundle import graph as graphs
+from crossbatch.serving.bundle.catalogue import all_items
+from crossbatch.serving.bundle.feature_schema import sample_tables, schema_encoders
+from crossbatch.serving.bundle.manifest import MANIFEST, BundleError
+from crossbatch.serving.bundle.opening import ITEMS, Bundle
+from crossbatch.serving.bundle.parity import Probe, drawn_users
+from crossbatch.serving.bundle.towers import (
+    ID_TABLE,
+    USER_TOWER,
+    InHistories,
+    item_side,
+    map_tensors,
+)
+from crossbatch.serving.bundle.writing import Contents, IndexPlan, write_bundle
+from crossbatch.serving.user_features import Profiles, feature_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

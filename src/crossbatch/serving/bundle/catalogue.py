@@ -10,7 +10,7 @@ import polars as pl
 
 from crossbatch.data.arrays import map_array
 from crossbatch.data.strings import StringTable, write_strings
-from crossbatch.serving.keys import KeyIndex, sorted_hashes
+from crossbatch.serving.bundle.keys import KeyIndex, sorted_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crossbatch.serving import BundleError, open_bundle
-from crossbatch.serving.manifest import MANIFEST, read_manifest, write_manifest
+from crossbatch.serving.bundle.manifest import MANIFEST, read_manifest, write_manifest
 
 FUZZ = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

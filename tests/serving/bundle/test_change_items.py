@@ -14,8 +14,13 @@ from crossbatch.data.source import Column
 from crossbatch.errors import DataError
 from crossbatch.retrieval import ExactIndex
 from crossbatch.serving import export_bundle, open_bundle
+from crossbatch.serving.bundle.change_items import (
+    add_items,
+    encode_content,
+    mean_id_vector,
+    remove_items,
+)
 from crossbatch.serving.from_run import run_recommender
-from crossbatch.serving.items import add_items, encode_content, mean_id_vector, remove_items
 from crossbatch.training.saved import open_run
 
 from .conftest import trained

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.models import FeatureTable
-from crossbatch.serving.profiles import Profiles, with_profiles
-from crossbatch.serving.schema import sample_tables
+from crossbatch.serving.bundle.feature_schema import sample_tables
+from crossbatch.serving.user_features import Profiles, with_profiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,8 +7,8 @@ import torch
 
 from crossbatch.errors import DataError
 from crossbatch.models import MODELS, FeatureTable, build_model
-from crossbatch.serving.graph import UserGraph, export_graph
-from crossbatch.serving.profiles import Profiles
+from crossbatch.serving.bundle.graph import UserGraph, export_graph
+from crossbatch.serving.user_features import Profiles
 
 LENGTH, USERS = 5, 9
 SCHEMA = {

@@ -15,10 +15,14 @@ from crossbatch.data.folder import atomic_folder
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.retrieval import IVFIndex, choose_index
 from crossbatch.retrieval.choice import LIST, measure, tune
-from crossbatch.serving import graph as graphs
-from crossbatch.serving import parity
-from crossbatch.serving import towers as stored_towers
-from crossbatch.serving.bundle import (
+from crossbatch.serving.bundle import graph as graphs
+from crossbatch.serving.bundle import parity
+from crossbatch.serving.bundle import towers as stored_towers
+from crossbatch.serving.bundle.catalogue import write_catalogue
+from crossbatch.serving.bundle.feature_schema import copy_schema
+from crossbatch.serving.bundle.manifest import MANIFEST, write_manifest
+from crossbatch.serving.bundle.model_card import model_card
+from crossbatch.serving.bundle.opening import (
     CARD,
     CONFIG,
     HISTORY_VECTORS,
@@ -30,10 +34,6 @@ from crossbatch.serving.bundle import (
     Bundle,
     open_bundle,
 )
-from crossbatch.serving.card import model_card
-from crossbatch.serving.catalogue import write_catalogue
-from crossbatch.serving.manifest import MANIFEST, write_manifest
-from crossbatch.serving.schema import copy_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,8 +16,8 @@ from crossbatch.serving.from_run import run_profiles
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from crossbatch.serving.profiles import Profiles
     from crossbatch.serving.recommender import Recommender
+    from crossbatch.serving.user_features import Profiles
     from crossbatch.training.saved import SavedRun
 
 USERS = 256

@@ -15,8 +15,8 @@ import torch
 from crossbatch.data.features import encode_table
 from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.serving.profiles import Profiles, feature_table
 from crossbatch.serving.table_file import table_file
+from crossbatch.serving.user_features import Profiles, feature_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

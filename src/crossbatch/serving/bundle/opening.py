@@ -18,11 +18,16 @@ from crossbatch.config import Recipe
 from crossbatch.data.features import encode_table
 from crossbatch.documents import read_document
 from crossbatch.retrieval import ExactIndex, IVFIndex
-from crossbatch.serving import towers as stored_towers
-from crossbatch.serving.catalogue import StoredCatalogue
-from crossbatch.serving.manifest import BundleError, read_manifest, verify_files
+from crossbatch.serving.bundle import towers as stored_towers
+from crossbatch.serving.bundle.catalogue import StoredCatalogue
+from crossbatch.serving.bundle.feature_schema import (
+    described,
+    read_schema,
+    sample_tables,
+    schema_encoders,
+)
+from crossbatch.serving.bundle.manifest import BundleError, read_manifest, verify_files
 from crossbatch.serving.recommender import Recommender
-from crossbatch.serving.schema import described, read_schema, sample_tables, schema_encoders
 
 if TYPE_CHECKING:
     from torch import Tensor

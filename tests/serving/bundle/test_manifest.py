@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from crossbatch.serving.manifest import (
+from crossbatch.serving.bundle.manifest import (
     MANIFEST,
     BundleError,
     read_manifest,
@@ -124,6 +124,6 @@ def test_a_folder_without_one_says_how_to_make_one(tmp_path):
 
 
 def test_a_huge_manifest_is_not_read(folder, monkeypatch):
-    monkeypatch.setattr("crossbatch.serving.manifest.MAX_MANIFEST_BYTES", 100)
+    monkeypatch.setattr("crossbatch.serving.bundle.manifest.MAX_MANIFEST_BYTES", 100)
     with pytest.raises(BundleError, match="not the manifest"):
         read_manifest(folder)
