@@ -1,6 +1,7 @@
 """Whole runs: results, exact resume after SIGKILL and Ctrl-C, and what a user may get wrong."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +14,12 @@ import pytest
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import evaluate
+from crossbatch.models import TwoTower
 from crossbatch.reproduce.probe import StabilityProbe
+from crossbatch.serving.export import export_bundle
+from crossbatch.serving.opening import open_recommender
 from crossbatch.training import Interrupted, fit
-from crossbatch.training.assemble import resolve
+from crossbatch.training.assemble import build_towers, resolve
 from crossbatch.training.run_folder import changed_keys
 from crossbatch.training.saved import evaluate_runs, open_run
 
@@ -302,3 +306,75 @@ def test_a_run_of_an_earlier_version_lacks_keys_whose_defaults_held(recipe, data
     assert list(changed_keys(earlier, config)) == []
     config["sampler"]["max_staleness"] = 0.1
     assert list(changed_keys(earlier, config)) == [("sampler.max_staleness", 0.0, 0.1)]
+
+
+class OwnTowers(TwoTower):
+    """The recipe's own towers, negated: their weights fit the recipe's, their scores do not."""
+
+    def items(self, item_ids):
+        return -super().items(item_ids)
+
+
+class OtherTowers(OwnTowers):
+    """Another class with the same weights."""
+
+
+def own_towers(dataset, recipe, kind=OwnTowers):
+    towers = build_towers(recipe, dataset)
+    towers.__class__ = kind
+    return towers
+
+
+@pytest.fixture(scope="module")
+def own_run(dataset, tmp_path_factory):
+    """A finished run of towers that the caller passed."""
+    out = tmp_path_factory.mktemp("run") / "own"
+    recipe = RECIPE.changed(["train.max_steps=20"])
+    return out, recipe, fit(dataset, recipe, out, model=own_towers(dataset, recipe))
+
+
+@pytest.fixture(params=["recorded", "earlier release"])
+def own_run_of_any_age(own_run, tmp_path, request):
+    """The same, also as a release wrote it that recorded the class in `result.json` alone."""
+    out, recipe, result = own_run
+    if request.param == "recorded":
+        return out, recipe, result
+    copy = tmp_path / "earlier"
+    shutil.copytree(out, copy)
+    config = json.loads((copy / "config.json").read_text())
+    del config["own_model"]
+    (copy / "config.json").write_text(json.dumps(config))
+    (copy / "checksums.json").unlink()
+    return copy, recipe, result
+
+
+def test_bug_a_run_of_own_towers_was_opened_with_the_towers_of_its_recipe(
+    own_run_of_any_age, tmp_path
+):
+    out, _, result = own_run_of_any_age
+    assert result["model"] == "OwnTowers"
+    for use in (
+        lambda: open_run(out),
+        lambda: evaluate_runs([out], "test"),
+        lambda: export_bundle(out, tmp_path / "bundle"),
+        lambda: open_recommender(out),
+    ):
+        with pytest.raises(DataError, match="of class OwnTowers, which no recipe can name"):
+            use()
+
+
+def test_a_run_of_own_towers_is_resumed_with_the_same_class_alone(own_run_of_any_age, dataset):
+    out, recipe, result = own_run_of_any_age
+    with pytest.raises(ConfigError, match=r"class OwnTowers, but no model= was passed"):
+        fit(dataset, recipe, out, resume=True)
+    other = own_towers(dataset, recipe, OtherTowers)
+    with pytest.raises(ConfigError, match="class OwnTowers, but model= is of class OtherTowers"):
+        fit(dataset, recipe, out, resume=True, model=other)
+    same = own_towers(dataset, recipe)
+    assert fit(dataset, recipe, out, resume=True, model=same) == result
+
+
+def test_a_run_of_a_recipe_is_not_resumed_with_own_towers(finished, dataset):
+    out, recipe, _ = finished
+    with pytest.raises(ConfigError, match="with the towers of its recipe, but model= is of class"):
+        fit(dataset, recipe, out, resume=True, model=own_towers(dataset, recipe))

@@ -13,6 +13,7 @@ import torch
 from crossbatch.config import Recipe, filled
 from crossbatch.documents import CHECKSUMS, file_checksum, read_document, verify_checksums
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.models import MODELS
 from crossbatch.negatives import SAMPLERS
 from crossbatch.training import checkpoint
 from crossbatch.training.distributed.table_files import load_tables
@@ -107,6 +108,8 @@ class RunFolder:
     def check_config(self, config: dict[str, Any]) -> None:
         """Compare `config` with the one that a resumed run began with."""
         earlier = self.config()
+        if earlier:
+            self._check_own_model(earlier, config)
         changes = list(changed_keys(earlier, config)) if earlier else []
         if changes:
             key, before, value = changes[0]
@@ -114,6 +117,17 @@ class RunFolder:
                 f"{key} is {value!r}, but the run in {self.path} began with {before!r}; "
                 "resume with the same recipe and data"
             )
+
+    def _check_own_model(self, earlier: dict[str, Any], config: dict[str, Any]) -> None:
+        """Refuse a resume with other towers than the run was started with."""
+        before, now = own_model(self.path, earlier), config[OWN_MODEL]
+        known = OWN_MODEL in earlier or before is not None
+        if known and before != now:
+            began = f"with the class {before}" if before else "with the towers of its recipe"
+            given = f"model= is of class {now}" if now else "no model= was passed"
+            remedy = "resume it in Python by fit(..., model=..., resume=True)"
+            remedy = f"{remedy} with a {before}" if before else "leave model= out"
+            raise ConfigError(f"the run in {self.path} began {began}, but {given}: {remedy}")
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write `config.json`."""
@@ -228,6 +242,25 @@ class RunFolder:
     def close(self) -> None:
         """Release the lock."""
         self._lock.close()
+
+
+OWN_MODEL = "own_model"  # key of `config.json`
+
+
+def own_model(path: Path, config: dict[str, Any]) -> str | None:
+    """Class name of the model that was passed to `fit`; None if the recipe's towers were trained.
+
+    Args:
+        path: The run folder.
+        config: Its `config.json`. Where that was written before the class was recorded there, the
+            class is known from `result.json`, once the run is finished.
+    """
+    if OWN_MODEL in config or not (path / "result.json").is_file():
+        recorded = config.get(OWN_MODEL)
+    else:
+        recorded = read_document(path / "result.json", "train the run again").get("model")
+        recorded = None if recorded in MODELS else recorded
+    return None if recorded is None else str(recorded)
 
 
 # Keys that may differ between the sittings of one run: they do not change what is learned.

@@ -22,6 +22,7 @@ from crossbatch.evaluation.baselines import BASELINES
 from crossbatch.training import checkpoint
 from crossbatch.training.assemble import build_towers
 from crossbatch.training.distributed.ranking import evaluate_together
+from crossbatch.training.run_folder import own_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,10 +51,17 @@ def open_run(path: Path, *, data: Path | None = None) -> SavedRun:
         data: Dataset folder, if it is not where training found it.
 
     Raises:
-        DataError: If the folder holds no trained model, or the dataset is another one.
+        DataError: If the folder holds no trained model or one of the caller's own class, or the
+            dataset is another one.
     """
     verify_checksums(path)
     config = read_document(path / "config.json", f"{path} is no run folder, or a damaged one")
+    own = own_model(path, config)
+    if own is not None:
+        raise DataError(
+            f"{path} was trained with a model of the caller's own, of class {own}, which no recipe "
+            "can name: evaluate it in Python, by crossbatch.evaluation.evaluate on that model"
+        )
     try:
         recipe = Recipe.from_dict({k: config[k] for k in ("model", "sampler", "loss", "train")})
         place, checksum = Path(config["dataset"]["path"]), config["dataset"]["checksum"]

@@ -24,7 +24,7 @@ from crossbatch.training.examples import write_examples
 from crossbatch.training.interrupt import interrupt_flag
 from crossbatch.training.monitor import Monitor
 from crossbatch.training.outcome import PAPER_METRICS, evaluate_split, finite, measure_test
-from crossbatch.training.run_folder import flat
+from crossbatch.training.run_folder import OWN_MODEL, flat
 from crossbatch.training.threads import measured_threads, using
 from crossbatch.training.trainer import EarlyStopping, Trainer
 
@@ -302,6 +302,7 @@ class Sitting:
                     "path": str(self.dataset.path.resolve()),
                     "checksum": self.dataset.manifest["checksum"],
                 },
+                OWN_MODEL: None if self.model is None else type(self.model).__name__,
                 "version": version("crossbatch"),
                 "environment": environment(),
             }
