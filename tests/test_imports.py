@@ -11,7 +11,6 @@ TORCH_ONLY = {"negatives", "models", "retrieval"}
 LAZY = {"faiss", "numba", "hnswlib"}  # inside functions of the torch-only packages
 # Files of functions that numba compiles: they need it, and are imported where they are used.
 KERNELS = {
-    "bank_kernel",
     "dense_kernel",
     "distinct_kernel",
     "frequency_kernel",

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from crossbatch.kernels import HAS_NUMBA
 from crossbatch.negatives.candidates import Candidates
 
 if TYPE_CHECKING:
@@ -115,11 +114,10 @@ class MemoryBank(nn.Module):
         newest = max(0, ids.shape[0] - self.capacity)
         if newest:
             rows, ids, log_q = rows[newest:], ids[newest:], log_q[newest:]
-        if not self._append_compiled(rows, ids, log_q):
-            self._check_finite(rows, log_q)
-            self.skip()
-            if self.capacity:
-                self._append(rows, ids, log_q)
+        self._check_finite(rows, log_q)
+        self.skip()
+        if self.capacity:
+            self._append(rows, ids, log_q)
 
     def skip(self) -> None:
         """Count an iteration whose items are not kept."""
@@ -139,23 +137,6 @@ class MemoryBank(nn.Module):
                 f"items hold {broken} rows that are not finite as {self.embeddings.dtype}; a bank "
                 "of them would poison later losses, so find where training diverged"
             )
-
-    def _append_compiled(self, rows: Tensor, item_ids: Tensor, log_q: Tensor) -> bool:
-        """Count an iteration and append its rows in one call; False if that cannot be."""
-        plain = rows.is_cpu and rows.dtype == log_q.dtype == torch.float32
-        if not (HAS_NUMBA and plain and self.capacity and self.birth.is_cpu):
-            return False
-        from crossbatch.negatives.bank_kernel import append
-
-        step, added = int(self.step) + 1, rows.shape[0]
-        start = self._room_for(added)
-        own = (self.embeddings, self.item_ids, self.log_q, self.birth)
-        arrays = [tensor.numpy() for tensor in (*own, rows, item_ids, log_q)]
-        if not append(start, step, *arrays):
-            return False
-        self.skip()
-        self._advance(start, added)
-        return True
 
     def _append(self, rows: Tensor, item_ids: Tensor, log_q: Tensor) -> None:
         added = rows.shape[0]
