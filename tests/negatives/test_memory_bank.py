@@ -1,4 +1,5 @@
 import copy
+import math
 from collections import deque
 from itertools import count
 
@@ -294,3 +295,58 @@ def contents_of(rows):
     bank = MemoryBank(len(rows), dim=rows.dim)
     bank.enqueue(rows)
     return contents(bank)
+
+
+NOT_CONTIGUOUS = {
+    "product of a transpose": lambda: (torch.randn(4, 6) @ torch.randn(5, 6).T).T,
+    "transposed": lambda: torch.randn(4, 5).t(),
+    "every second column": lambda: torch.randn(5, 8)[:, ::2],
+    "expanded row": lambda: torch.randn(1, 4).expand(5, 4),
+    "expanded column": lambda: torch.randn(5, 1).expand(5, 4),
+    "misaligned": lambda: torch.randn(21)[1:].view(5, 4),
+}
+
+
+@pytest.mark.parametrize("make", NOT_CONTIGUOUS.values(), ids=NOT_CONTIGUOUS.keys())
+def test_rows_of_any_memory_layout_are_stored_as_they_read(make):
+    torch.manual_seed(0)
+    rows = make()
+    ids, log_q = torch.arange(10)[::2], torch.zeros(1).expand(5)
+    bank = MemoryBank(8, 4)
+    bank.enqueue(Candidates(rows, ids, log_q))
+    stored = bank.read()
+    assert stored.embeddings.tolist() == rows.tolist()
+    assert stored.item_ids.tolist() == [0, 2, 4, 6, 8]
+    assert stored.log_q.tolist() == [0.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("cursor", "fill"),
+    [(-(10**8), 0), (-3000, 0), (1024, 1024), (17, 8), (3, 5), (9, 9), (4, -1), (2**62, 0)],
+)
+def test_counters_that_no_bank_can_have_are_refused(cursor, fill):
+    bank = MemoryBank(8, 4)
+    bank.enqueue(Candidates(torch.ones(3, 4), torch.arange(3), torch.zeros(3)))
+    before = {name: value.clone() for name, value in bank.state_dict().items()}
+    forged = dict(before, cursor=torch.tensor(cursor), fill=torch.tensor(fill))
+    with pytest.raises(ValueError, match=r"capacity 8 cannot hold|must be one int64"):
+        bank.load_state_dict(forged)
+    for name, value in bank.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("step", [torch.tensor(-1), torch.tensor([1]), torch.tensor(1.0)])
+def test_a_step_that_is_no_count_is_refused(step):
+    bank = MemoryBank(8, 4)
+    with pytest.raises(ValueError, match="step of the bank"):
+        bank.load_state_dict(bank.state_dict() | {"step": step})
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_a_bank_that_refuses_rows_is_unchanged(broken):
+    bank = MemoryBank(7, dim=5)
+    rows = torch.zeros(2, 5)
+    rows[1, 3] = broken
+    with pytest.raises(ValueError, match="1 rows that are not finite"):
+        bank.enqueue(Candidates(rows, torch.tensor([1, 2]), torch.zeros(2)))
+    assert len(bank) == int(bank.step) == 0

@@ -186,8 +186,25 @@ class MemoryBank(nn.Module):
                 f"{saved.shape[1]}, this one has {self.capacity} and {self.dim}; build it alike, "
                 "or leave the bank out of the state to start empty"
             )
+        counters = {name: state_dict.get(prefix + name) for name in ("cursor", "fill", "step")}
+        self._check_counters({name: value for name, value in counters.items() if value is not None})
         # Views handed out by read() and earlier state_dicts must survive a load: load into buffers
         # of our own.
         for name, buffer in self.named_buffers(recurse=False):
             setattr(self, name, buffer.clone())
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _check_counters(self, counters: dict[str, Tensor]) -> None:
+        """Raise `ValueError` unless these can be the counters of a bank of this capacity."""
+        for name, value in counters.items():
+            if value.dtype != torch.int64 or value.dim() != 0 or int(value) < 0:
+                raise ValueError(
+                    f"{name} of the bank must be one int64 of at least 0, got {value}; the state "
+                    "was damaged"
+                )
+        fill, cursor = (int(counters.get(name, getattr(self, name))) for name in ("fill", "cursor"))
+        if not fill <= self.capacity or not fill <= cursor <= 2 * self.capacity:
+            raise ValueError(
+                f"a bank of capacity {self.capacity} cannot hold {fill} rows that end at row "
+                f"{cursor}; the state was damaged, or belongs to another bank"
+            )
