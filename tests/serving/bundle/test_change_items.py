@@ -23,7 +23,7 @@ from crossbatch.serving.bundle.change_items import (
 from crossbatch.serving.from_run import run_recommender
 from crossbatch.training.saved import open_run
 
-from .conftest import trained
+from ..conftest import trained
 
 NEW = pl.DataFrame(
     {
