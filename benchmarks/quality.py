@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from crossbatch.bootstrap import mean_interval
 from crossbatch.config import Recipe
 from crossbatch.data import Dataset, open_dataset
 from crossbatch.evaluation import Evaluation, Popularity, evaluate_recommender
 from crossbatch.evaluation.baselines import evaluate_baselines
-from crossbatch.evaluation.bootstrap import mean_interval
 from crossbatch.evaluation.recommenders import Recommender
 from crossbatch.retrieval import ExactIndex
 from crossbatch.training import fit

@@ -1,6 +1,6 @@
 """Full-corpus evaluation: metrics, intervals, slices, baselines, drift and gradient error."""
 
-from crossbatch.evaluation.bootstrap import Interval, mean_interval, paired_difference
+from crossbatch.bootstrap import Interval, mean_interval, paired_difference
 from crossbatch.evaluation.evaluator import evaluate, evaluate_recommender
 from crossbatch.evaluation.popularity import BANDS, Popularity
 from crossbatch.evaluation.recommenders import Recommender, encode_items, model_recommender

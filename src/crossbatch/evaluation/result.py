@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from crossbatch.evaluation.bootstrap import Interval, mean_interval
+from crossbatch.bootstrap import Interval, mean_intervals
 from crossbatch.evaluation.popularity import BANDS, Popularity
 
 
@@ -38,10 +38,11 @@ class Evaluation:
         self, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
     ) -> dict[str, Interval]:
         """Mean and bootstrap confidence interval over users of each per-user metric."""
-        return {
-            name: mean_interval(values, level=level, resamples=resamples, seed=seed)
-            for name, values in self.per_user.items()
-        }
+        if not self.per_user:
+            return {}
+        columns = np.stack(list(self.per_user.values()), axis=1)
+        found = mean_intervals(columns, level=level, resamples=resamples, seed=seed)
+        return dict(zip(self.per_user, found, strict=True))
 
 
 class CorpusTally:

@@ -1,6 +1,6 @@
 """Gains of configurations over their reference, with paired bootstrap intervals.
 
-The arithmetic of the draws is in `bootstrap.py`; here runs, seeds and users are paired up.
+The arithmetic of the draws is in `crossbatch.bootstrap`; here runs, seeds and users are paired up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from crossbatch.reports.bootstrap import Floats, gain_interval, resampled_means
+from crossbatch.bootstrap import Floats, gain_interval, resampled_means
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

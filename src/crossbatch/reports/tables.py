@@ -6,7 +6,7 @@
 
 Metrics are fractions here; the writers print per cent. A spread is the sample standard deviation
 over seeds. A gain is the relative change of the mean over the seeds that both sides have, with a
-95 % paired bootstrap interval where both sides kept their per-user metrics (`bootstrap.py`).
+95 % paired bootstrap interval where both sides kept their per-user metrics.
 """
 
 from __future__ import annotations
