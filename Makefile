@@ -74,7 +74,7 @@ test-oldest: $(VENV)-oldest/.ready  ## the fast tests with the oldest dependenci
 
 # Where the dependencies' own interfaces are used; the rest would repeat what .venv has shown.
 OLDEST_TESTS = $(addprefix tests/,negatives/test_softmax_kernel.py retrieval evaluation reports test_config.py data/readers \
-	data/test_prepare.py training/test_run.py training/test_optimizer.py serving/bundle/test_export.py serving/server/test_server.py cli/test_train.py)
+	data/prepare/test_prepare.py training/test_run.py training/test_optimizer.py serving/bundle/test_export.py serving/server/test_server.py cli/test_train.py)
 
 $(VENV)-oldest/.ready: pyproject.toml constraints-oldest.txt
 	rm -rf $(VENV)-oldest

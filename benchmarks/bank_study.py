@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.data import Dataset
-    from crossbatch.data.batches import Batch
+    from crossbatch.data.dataset.batches import Batch
     from crossbatch.training.trainer import Trainer
 
 METRICS = ("recall@50", "ndcg@50")

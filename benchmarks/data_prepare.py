@@ -132,7 +132,7 @@ def write_logs(folder: Path, shape: tuple[int, int, int]) -> None:
 
     import polars as pl
 
-    from crossbatch.data.source import Tally
+    from crossbatch.data.readers.source import Tally
     from crossbatch.data.synthetic import SynthOptions, synthetic_source
 
     log = pl.concat(list(synthetic_source(SynthOptions(*shape)).batches(Tally())))

@@ -13,7 +13,7 @@ from crossbatch.cli import app
 COMMANDS = {
     "prepare": ("nothing --out new", "crossbatch.data.readers.open_source"),
     "synth": ("--out new --seed -1", "crossbatch.data.prepare.prepare"),
-    "data describe": ("nothing", "crossbatch.data.dataset.open_dataset"),
+    "data describe": ("nothing", "crossbatch.data.dataset.memory_mapped.open_dataset"),
     "train": ("nothing.toml --data nothing --out new", "crossbatch.config.Recipe"),
     "tune": ("nothing.toml --data nothing --out new", "crossbatch.config.Recipe"),
     "evaluate": ("nothing", "crossbatch.training.saved.evaluate_runs"),

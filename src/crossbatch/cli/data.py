@@ -84,8 +84,8 @@ def prepare(
     --items products.parquet --out shop
     """
     from crossbatch.data.folder import check_free
-    from crossbatch.data.options import PrepareOptions
     from crossbatch.data.prepare import prepare as run
+    from crossbatch.data.prepare.options import PrepareOptions
     from crossbatch.data.readers import ReadOptions, open_source
 
     check_free(out, overwrite=overwrite)
@@ -142,8 +142,8 @@ def synth(
 
     Example: crossbatch synth --out toy --users 2000 --items 1000 --interactions 40000
     """
-    from crossbatch.data.options import PrepareOptions
     from crossbatch.data.prepare import prepare as run
+    from crossbatch.data.prepare.options import PrepareOptions
     from crossbatch.data.synthetic import SynthOptions, synthetic_source, write_raw
 
     if out is None and raw is None:
@@ -174,9 +174,9 @@ def describe_command(
 
     Example: crossbatch data describe shop --picture shop.png
     """
-    from crossbatch.data.dataset import open_dataset
-    from crossbatch.data.describe import describe
-    from crossbatch.data.picture import draw
+    from crossbatch.data.dataset.describe import describe
+    from crossbatch.data.dataset.memory_mapped import open_dataset
+    from crossbatch.data.dataset.plot import draw
 
     opened = open_dataset(dataset)
     if verify:

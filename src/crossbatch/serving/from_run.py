@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crossbatch.data.features import read_encoders
+from crossbatch.data.dataset.features import read_encoders
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import encode_items
 from crossbatch.retrieval import ExactIndex

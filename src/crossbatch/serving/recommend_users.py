@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from crossbatch.data.features import encode_table
+from crossbatch.data.dataset.features import encode_table
 from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.serving.table_file import table_file

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from crossbatch.data.encoders import Encoder
+    from crossbatch.data.dataset.encoders import Encoder
     from crossbatch.models import TwoTower
     from crossbatch.retrieval import Index
     from crossbatch.serving.bundle.catalogue import Catalogue

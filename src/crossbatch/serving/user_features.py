@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from crossbatch.data.features import encode_table
+from crossbatch.data.dataset.features import encode_table
 from crossbatch.errors import ConfigError
 from crossbatch.models import FeatureTable
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from crossbatch.data import Feature
-    from crossbatch.data.encoders import Encoder
+    from crossbatch.data.dataset.encoders import Encoder
     from crossbatch.models import TwoTower
 
 M = TypeVar("M", bound=torch.nn.Module)

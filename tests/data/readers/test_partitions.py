@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from crossbatch.data import PrepareOptions, ReadOptions, open_dataset, open_source, prepare
-from crossbatch.data.source import Tally
+from crossbatch.data.readers.source import Tally
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from crossbatch.data import Source, open_source
-from crossbatch.data.source import Tally
+from crossbatch.data.readers.source import Tally
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:

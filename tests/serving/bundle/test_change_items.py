@@ -10,7 +10,7 @@ import torch
 
 from crossbatch.data import PrepareOptions, open_dataset, open_source, prepare
 from crossbatch.data.readers import ReadOptions
-from crossbatch.data.source import Column
+from crossbatch.data.readers.source import Column
 from crossbatch.errors import DataError
 from crossbatch.retrieval import ExactIndex
 from crossbatch.serving import export_bundle, open_bundle
@@ -70,7 +70,7 @@ def test_a_content_vector_is_the_tower_with_the_mean_id(content_saved, light_bun
 
 def raw_items(dataset):
     """The content of all items as it was before it was encoded."""
-    from crossbatch.data.source import Tally
+    from crossbatch.data.readers.source import Tally
     from crossbatch.data.synthetic import SynthOptions, synthetic_source
 
     source = synthetic_source(SynthOptions(users=400, items=200, interactions=6000, seed=3))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crossbatch.serving.bundle.keys as keys_module
-from crossbatch.data.strings import StringTable, write_strings
+from crossbatch.data.dataset.string_table import StringTable, write_strings
 from crossbatch.serving.bundle.keys import KeyIndex, key_hashes, sorted_hashes
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossbatch.data.readers import amazon, comirec, movielens, recbole, table
-from crossbatch.data.readers.blame import blamed, guarded
-from crossbatch.data.readers.files import is_pattern
 from crossbatch.data.readers.reader import Reader, ReadOptions
+from crossbatch.data.readers.reading_errors import blamed, guarded
+from crossbatch.data.readers.table_files import is_pattern
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from crossbatch.data.source import Source
+    from crossbatch.data.readers.source import Source
 
 READERS = {
     "table": Reader(table.recognises, table.open_source),

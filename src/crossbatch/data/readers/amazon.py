@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crossbatch.data.readers.amazon_meta import ITEM_COLUMNS, read_metadata
+from crossbatch.data.readers.amazon_metadata import ITEM_COLUMNS, read_metadata
 from crossbatch.data.readers.delimited import read_delimited, split_header
 from crossbatch.data.readers.json_lines import first_object, read_json_lines
-from crossbatch.data.readers.lines import first_line
-from crossbatch.data.source import Source, Tally
+from crossbatch.data.readers.source import Source, Tally
+from crossbatch.data.readers.text_blocks import first_line
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from crossbatch.data.readers.delimited import read_delimited, read_whole
-from crossbatch.data.source import Column, Source, Tally
+from crossbatch.data.readers.source import Column, Source, Tally
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:

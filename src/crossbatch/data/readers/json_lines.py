@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from crossbatch.data.readers.lines import first_line, line_blocks
+from crossbatch.data.readers.text_blocks import first_line, line_blocks
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from crossbatch.data.source import Tally
+    from crossbatch.data.readers.source import Tally
 
 
 def read_json_lines(path: Path, columns: Mapping[str, str], tally: Tally) -> Iterator[pl.DataFrame]:

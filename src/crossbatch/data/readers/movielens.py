@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from crossbatch.data.readers.delimited import parse_rows, read_delimited
-from crossbatch.data.readers.lines import check_ratio
-from crossbatch.data.source import Column, Source, Tally
+from crossbatch.data.readers.source import Column, Source, Tally
+from crossbatch.data.readers.text_blocks import check_ratio
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:

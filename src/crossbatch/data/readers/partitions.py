@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import polars as pl
 
-from crossbatch.data.readers.files import column_names, file_kind, parquet_schema
+from crossbatch.data.readers.table_files import column_names, file_kind, parquet_schema
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:

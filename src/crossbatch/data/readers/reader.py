@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from crossbatch.data.source import Column, Source
+    from crossbatch.data.readers.source import Column, Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from crossbatch.data.readers.column_kinds import infer_columns
 from crossbatch.data.readers.delimited import read_delimited
-from crossbatch.data.readers.files import SUFFIXES, column_names, data_files, file_kind, read_table
 from crossbatch.data.readers.json_lines import read_json_lines
-from crossbatch.data.readers.kinds import infer_columns
 from crossbatch.data.readers.partitions import check_parts, folder_values, part_columns
-from crossbatch.data.source import Column, Part, Source, Table, Tally
+from crossbatch.data.readers.source import Column, Part, Source, Table, Tally
+from crossbatch.data.readers.table_files import (
+    SUFFIXES,
+    column_names,
+    data_files,
+    file_kind,
+    read_table,
+)
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

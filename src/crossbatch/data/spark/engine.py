@@ -12,9 +12,9 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from crossbatch.data.arrange import Arranged, accounting
-from crossbatch.data.numbering import number
-from crossbatch.data.sequences import Numbering, offsets_of, save_sequences
+from crossbatch.data.prepare.local_engine import Arranged, accounting
+from crossbatch.data.prepare.numbering import number
+from crossbatch.data.prepare.sequences import Numbering, offsets_of, save_sequences
 from crossbatch.data.spark.filtering import keep_frequent
 from crossbatch.data.spark.reading import read_log
 from crossbatch.data.spark.sequences import lengths_of, numbered_log, ordered_log
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from crossbatch.data.options import PrepareOptions
+    from crossbatch.data.prepare.options import PrepareOptions
     from crossbatch.data.progress import Progress
-    from crossbatch.data.source import Source, Tally
+    from crossbatch.data.readers.source import Source, Tally
 
 
 def arrange(
     source: Source, folder: Path, options: PrepareOptions, tally: Tally, progress: Progress
 ) -> Arranged:
-    """Arrange a log on Spark; see `crossbatch.data.arrange.Engine`.
+    """Arrange a log on Spark; see `crossbatch.data.prepare.local_engine.Engine`.
 
     Raises:
         ConfigError: If Spark is not here, or the source has no parts to deal out.

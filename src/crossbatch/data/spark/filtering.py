@@ -1,4 +1,4 @@
-"""Minimum counts on Spark: the rounds of `crossbatch.data.filtering`, as joins."""
+"""Minimum counts on Spark: the rounds of `crossbatch.data.prepare.filtering`, as joins."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import polars as pl
 
-from crossbatch.data.filtering import Frequent
+from crossbatch.data.prepare.filtering import Frequent
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame
 
-    from crossbatch.data.options import PrepareOptions
+    from crossbatch.data.prepare.options import PrepareOptions
     from crossbatch.data.spark.reading import SparkLog
 
 

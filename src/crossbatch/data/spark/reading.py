@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from crossbatch.data.ingest import check_read, usable
-from crossbatch.data.source import Part, Source, Tally
-from crossbatch.data.times import TimeReader
+from crossbatch.data.prepare.read_log import check_read, usable
+from crossbatch.data.prepare.times import TimeReader
+from crossbatch.data.readers.source import Part, Source, Tally
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:

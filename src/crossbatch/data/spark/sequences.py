@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from crossbatch.data.sequences import mix
+from crossbatch.data.prepare.sequences import mix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql import DataFrame
 
-    from crossbatch.data.sequences import Numbering
+    from crossbatch.data.prepare.sequences import Numbering
     from crossbatch.data.spark.filtering import FrequentKeys
 
 TIE_COLUMNS = {"shuffle": "mixed", "stable": "row", "item": "item"}

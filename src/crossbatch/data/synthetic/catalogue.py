@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from crossbatch.data.synthetic.walk import TOPICS
-from crossbatch.data.synthetic.words import ADJECTIVES, CATEGORY_NAMES, NOUNS, coined
+from crossbatch.data.synthetic.title_words import ADJECTIVES, CATEGORY_NAMES, NOUNS, coined
+from crossbatch.data.synthetic.topic_visits import TOPICS
 
 MIN_COUNT = 5  # every item gets so many interactions, so that the usual filter keeps all
 ITEM_EXPONENT = 1.0  # Zipf exponent inside a topic

@@ -14,10 +14,10 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.folder import atomic_folder
-from crossbatch.data.source import Column, Source, Tally
+from crossbatch.data.readers.source import Column, Source, Tally
 from crossbatch.data.synthetic.catalogue import MIN_COUNT, Catalogue, item_keys, item_table, stock
-from crossbatch.data.synthetic.deal import permuted, places_in_group, spread_repeats
-from crossbatch.data.synthetic.walk import TOPICS, Walk, walk
+from crossbatch.data.synthetic.item_assignment import permuted, places_in_group, spread_repeats
+from crossbatch.data.synthetic.topic_visits import TOPICS, Walk, walk
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:

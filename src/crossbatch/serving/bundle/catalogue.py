@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import polars as pl
 
-from crossbatch.data.arrays import map_array
-from crossbatch.data.strings import StringTable, write_strings
+from crossbatch.data.dataset.arrays import map_array
+from crossbatch.data.dataset.string_table import StringTable, write_strings
 from crossbatch.serving.bundle.keys import KeyIndex, sorted_hashes
 
 if TYPE_CHECKING:

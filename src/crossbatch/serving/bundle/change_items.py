@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from crossbatch.data.features import encode_table
+from crossbatch.data.dataset.features import encode_table
 from crossbatch.data.folder import check_free
 from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import DataError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from crossbatch.data.features import SCHEMA, read_encoders
+from crossbatch.data.dataset.features import SCHEMA, read_encoders
 from crossbatch.documents import read_document
 from crossbatch.models import FeatureTable
 from crossbatch.serving.bundle.manifest import BundleError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from crossbatch.data.encoders import Encoder
+    from crossbatch.data.dataset.encoders import Encoder
 
 SHOWN_VALUES = 100  # of a vocabulary, most frequent first
 MOST_VALUES = 1 << 24  # of a feature: a vocabulary, or the width of a vector

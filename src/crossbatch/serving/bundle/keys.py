@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from crossbatch.data.strings import StringTable
+    from crossbatch.data.dataset.string_table import StringTable
 
 
 MAX_REMEMBERED = 1 << 16  # keys, some 10 MB

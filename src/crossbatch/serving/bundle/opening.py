@@ -15,7 +15,7 @@ import polars as pl
 import torch
 
 from crossbatch.config import Recipe
-from crossbatch.data.features import encode_table
+from crossbatch.data.dataset.features import encode_table
 from crossbatch.documents import read_document
 from crossbatch.retrieval import ExactIndex, IVFIndex
 from crossbatch.serving.bundle import towers as stored_towers

@@ -1,0 +1,1 @@
+"""Prepared datasets: memory-mapped arrays, and batches of tensors from them."""

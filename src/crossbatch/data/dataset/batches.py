@@ -1,0 +1,239 @@
+"""Batches as tensors, assembled by array operations only: no Python per sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import islice, pairwise, repeat
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from crossbatch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from torch import Tensor
+
+HAS_NUMBA = find_spec("numba") is not None
+BLOCK_SAMPLES = 8_192  # samples that are gathered at once …
+BLOCK_BATCHES = 64  # … but never so many batches that the first one waits
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Training samples: users, what they had before, and what came next.
+
+    Attributes:
+        user_ids: Shape `[B]`, int64.
+        history: Oldest first, padded with 0 on the right.  Shape `[B, L]`, int64.
+        item_ids: The positives.  Shape `[B]`, int64.
+        later: What came after them, if asked for: the items of all rows end to end, and where
+            each row's begin.  Shapes `[n]` and `[B + 1]`, int64.
+    """
+
+    user_ids: Tensor
+    history: Tensor
+    item_ids: Tensor
+    later: tuple[Tensor, Tensor] | None = None
+
+    def to(self, device: torch.device) -> Batch:
+        """The same samples on a device."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        later = self.later and (moved(self.later[0]), moved(self.later[1]))
+        return Batch(moved(self.user_ids), moved(self.history), moved(self.item_ids), later)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalBatch:
+    """Evaluation samples with all their targets.
+
+    Attributes:
+        user_ids: Shape `[B]`, int64.
+        history: Oldest first, padded with 0 on the right.  Shape `[B, L]`, int64.
+        target_ids: All targets end to end, chronological, repeats kept.  Shape `[T]`, int64.
+        target_offsets: Those of row b are `target_offsets[b]:target_offsets[b + 1]`.
+            Shape `[B + 1]`, int64.
+    """
+
+    user_ids: Tensor
+    history: Tensor
+    target_ids: Tensor
+    target_offsets: Tensor
+
+    @property
+    def targets(self) -> list[Tensor]:
+        """The targets of each row."""
+        bounds = self.target_offsets.tolist()
+        return [self.target_ids[a:b] for a, b in pairwise(bounds)]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPart:
+    """The arrays from which training batches are drawn.
+
+    Attributes:
+        items: All sequences end to end.  Shape `[n]`, int32.
+        users: Users who can give a sample.  Shape `[T]`, int64.
+        starts: Where each one's sequence starts in `items`.  Shape `[T]`, int64.
+        ends: Where its training part ends.  Shape `[T]`, int64.
+        min_history: Items before a target, at least.
+    """
+
+    items: np.ndarray
+    users: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    min_history: int
+
+
+def training_batches(
+    part: TrainingPart,
+    batch_size: int,
+    *,
+    seed: int,
+    history_length: int,
+    start: int,
+    later: bool = False,
+) -> Iterator[Batch]:
+    """Yield batches without end; number i depends on the seed and i alone.
+
+    Each is `batch_size` distinct users, uniform, each with a target position uniform over those
+    that have `min_history` items before them; with what came `later` if asked for.
+    """
+    _check_sizes(batch_size, history_length)
+    if batch_size > len(part.users):
+        raise ConfigError(
+            f"batch_size must not exceed the {len(part.users):,} training users, got {batch_size:,}"
+        )
+    if start < 0 or seed < 0:
+        raise ConfigError(f"seed and start must not be negative, got {seed} and {start}")
+    return _training_batches(part, batch_size, seed, history_length, start, later)
+
+
+def _training_batches(
+    part: TrainingPart, batch_size: int, seed: int, history_length: int, start: int, later: bool
+) -> Iterator[Batch]:
+    import torch
+
+    per_block = min(max(1, BLOCK_SAMPLES // batch_size), BLOCK_BATCHES)
+    block, skip = divmod(start, per_block)
+    while True:
+        rows, positions = _draw(part, (per_block, batch_size), seed, block)
+        starts = np.maximum(part.starts[rows], positions - history_length)
+        users = torch.from_numpy(part.users[rows])
+        history = torch.from_numpy(_windows(part.items, starts, positions, history_length))
+        targets = torch.from_numpy(part.items[positions].astype(np.int64))
+        # Split at once: a slice for every tensor of every batch takes three times as long.
+        parts = (tensor.split(batch_size) for tensor in (users, history, targets))
+        after = _later(part, rows, positions, batch_size) if later else repeat(None)
+        yield from islice(map(Batch, *parts, after), skip, None)
+        block, skip = block + 1, 0
+
+
+def _later(
+    part: TrainingPart, rows: np.ndarray, positions: np.ndarray, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what came after the targets of each batch: a block's would be too much at once."""
+    for first in range(0, len(rows), batch_size):
+        span = slice(first, first + batch_size)
+        yield _ranges(part.items, positions[span] + 1, part.ends[rows[span]])
+
+
+def _draw(
+    part: TrainingPart, shape: tuple[int, int], seed: int, block: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of `part` and absolute positions of targets for a block of batches, flat.
+
+    A counter-based generator: a block is reached without drawing those before it.
+    """
+    rng = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, block, 0]))
+    rows = rng.integers(len(part.users), size=shape)
+    ordered = np.sort(rows, axis=1)
+    # a batch with a repeated user is drawn anew as a whole: all distinct ones stay equally likely
+    for batch in np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(axis=1)):
+        rows[batch] = rng.choice(len(part.users), size=shape[1], replace=False)
+    flat = rows.reshape(-1)
+    return flat, rng.integers(part.starts[flat] + part.min_history, part.ends[flat])
+
+
+def eval_batches(
+    items: np.ndarray,
+    users: np.ndarray,
+    starts: np.ndarray,
+    cuts: np.ndarray,
+    ends: np.ndarray,
+    *,
+    batch_size: int,
+    history_length: int,
+) -> Iterator[EvalBatch]:
+    """Yield evaluation samples in stored order; the last batch may be short.
+
+    Args:
+        items: All sequences end to end.  Shape `[n]`.
+        users: Shape `[E]`.
+        starts: Where each user's sequence starts.  Shape `[E]`.
+        cuts: Where the history ends and the targets begin.  Shape `[E]`.
+        ends: Where the targets end.  Shape `[E]`.
+        batch_size: Samples in a batch.
+        history_length: L, the most recent items that are shown.
+    """
+    import torch
+
+    for first in range(0, len(users), batch_size):
+        rows = slice(first, first + batch_size)
+        cut, end = cuts[rows], ends[rows]
+        begin = np.maximum(starts[rows], cut - history_length)
+        target_ids, target_offsets = _ranges(items, cut, end)
+        yield EvalBatch(
+            user_ids=torch.from_numpy(users[rows].astype(np.int64)),
+            history=torch.from_numpy(_windows(items, begin, cut, history_length)),
+            target_ids=target_ids,
+            target_offsets=target_offsets,
+        )
+
+
+def _windows(
+    items: np.ndarray, starts: np.ndarray, ends: np.ndarray, history_length: int
+) -> np.ndarray:
+    """Return `items[start:end]` of each row, padded with 0 on the right.  `[B, L]`, int64."""
+    if HAS_NUMBA:
+        from crossbatch.data.dataset.windows_kernel import windows
+
+        filled = np.empty((len(starts), history_length), dtype=np.int64)
+        windows(items, starts, ends, filled)
+        return filled
+    places = np.arange(history_length)
+    held = items.take(starts[:, None] + places, mode="clip")  # [B, L]; past the end: masked below
+    inside = places < (ends - starts)[:, None]
+    padded: np.ndarray = np.multiply(held, inside, dtype=np.int64)
+    return padded
+
+
+def _ranges(items: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return `items[start:end]` of all rows end to end, and where each begins.  int64."""
+    import torch
+
+    offsets = np.zeros(len(starts) + 1, dtype=np.int64)
+    np.cumsum(ends - starts, out=offsets[1:])
+    if HAS_NUMBA:
+        from crossbatch.data.dataset.windows_kernel import ranges
+
+        found = np.empty(offsets[-1], dtype=np.int64)
+        ranges(items, starts, offsets, found)
+    else:
+        positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], ends - starts)
+        found = items[positions].astype(np.int64)
+    return torch.from_numpy(found), torch.from_numpy(offsets)
+
+
+def _check_sizes(batch_size: int, history_length: int) -> None:
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+    if history_length < 1:
+        raise ConfigError(f"history_length must be at least 1, got {history_length}")

@@ -1,0 +1,118 @@
+"""Whether a dataset's arrays fit together: after this no index can point outside of an array."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from crossbatch.errors import DataError
+
+if TYPE_CHECKING:
+    from crossbatch.data.dataset.features import Feature
+    from crossbatch.data.dataset.memory_mapped import Dataset
+
+
+def check_sound(dataset: Dataset) -> None:
+    """Raise `DataError` at the first array that does not fit the others.
+
+    Checksums tell whether files changed since they were written; this tells whether whoever wrote
+    them meant well.
+    """
+    try:
+        _check(dataset)
+    except (
+        AttributeError,
+        IndexError,
+        KeyError,
+        TypeError,
+    ) as error:  # no array of its kind at all
+        raise DataError(f"the dataset contradicts itself ({error}): prepare it again") from error
+
+
+def _check(dataset: Dataset) -> None:
+    num_items, num_users, n = dataset.num_items, dataset.num_users, len(dataset.items)
+    _require(num_items > 0 and num_users > 0, "the counts are not positive")
+    _require(dataset.min_history > 0, "histories may be empty")
+    offsets = dataset.offsets
+    _require(_whole(offsets) and len(offsets) == num_users + 1, "offsets do not fit the users")
+    _require(_rising(offsets, n), "offsets do not rise from 0 to the number of items")
+    _require(_whole(dataset.times) and len(dataset.times) == n, "times do not fit the items")
+    _require(_within(dataset.items, 1, num_items), "items hold ids out of range")
+    for name in ("item_counts", "sampler_law"):
+        values = getattr(dataset, name)
+        _require(values.shape == (num_items + 1,), f"{name} do not fit the items")
+        _require(_finite(values) and bool((values >= 0).all()), f"{name} are no counts or shares")
+    _check_training(dataset)
+    _check_keys(dataset)
+    for split in ("valid", "test"):
+        users, cuts, ends = dataset.part(split)
+        fit = all(map(_whole, (cuts, ends))) and users.shape == cuts.shape == ends.shape
+        _require(fit, f"{split} arrays differ in length")
+        _require(_within(users, 0, num_users - 1), f"{split} users are out of range")
+        inside = (offsets[users] <= cuts) & (cuts <= ends) & (ends <= offsets[users + 1])
+        _require(bool(inside.all()), f"{split} samples reach into other users")
+    for features, rows in (
+        (dataset.item_features, num_items + 1),
+        (dataset.user_features, num_users),
+    ):
+        for feature in features.values():
+            _check_feature(feature, rows)
+
+
+def _check_training(dataset: Dataset) -> None:
+    users, ends = dataset.training_arrays()
+    fit = _whole(ends) and users.shape == ends.shape and len(users) > 0
+    _require(fit, "training arrays differ in length")
+    _require(_within(users, 0, dataset.num_users - 1), "training users are out of range")
+    starts, longest = dataset.offsets[users], dataset.offsets[users + 1]
+    enough = ends - starts > dataset.min_history
+    _require(bool((enough & (ends <= longest)).all()), "training parts are out of range")
+
+
+def _check_keys(dataset: Dataset) -> None:
+    for what, rows in (("item", dataset.num_items + 1), ("user", dataset.num_users)):
+        keys, order = dataset.key_arrays(what)
+        _require(keys.sound and len(keys) == rows, f"{what} keys do not fit")
+        _require(len(order) == rows and _within(order, 0, rows - 1), f"{what} keys have no order")
+    titles = dataset.title_table()
+    fit = titles is None or (titles.sound and len(titles) == dataset.num_items + 1)
+    _require(fit, "item titles do not fit")
+
+
+def _check_feature(feature: Feature, rows: int) -> None:
+    name, values, offsets = feature.name, feature.values, feature.offsets
+    if feature.kind in ("numeric", "dense"):
+        fits = values.shape == (rows, feature.num_values) and _finite(values)
+        _require(fits, f"feature {name!r} does not fit")
+        return
+    _require(_within(values, 0, feature.num_values - 1), f"feature {name!r} is out of range")
+    if offsets is None:
+        _require(len(values) == rows, f"feature {name!r} does not fit its rows")
+    else:
+        fits = _whole(offsets) and len(offsets) == rows + 1 and _rising(offsets, len(values))
+        _require(fits, f"feature {name!r} does not fit its rows")
+
+
+def _rising(offsets: np.ndarray, end: int) -> bool:
+    return offsets[0] == 0 and offsets[-1] == end and bool((np.diff(offsets) >= 0).all())
+
+
+def _within(values: np.ndarray, low: int, high: int) -> bool:
+    """Whether whole numbers lie in low … high."""
+    if not _whole(values):
+        return False
+    return not len(values) or (values.min() >= low and values.max() <= high)
+
+
+def _finite(values: np.ndarray) -> bool:
+    return np.issubdtype(values.dtype, np.number) and bool(np.isfinite(values).all())
+
+
+def _whole(values: np.ndarray) -> bool:
+    return values.ndim == 1 and np.issubdtype(values.dtype, np.integer)
+
+
+def _require(sound: bool, what: str) -> None:
+    if not sound:
+        raise DataError(f"the dataset contradicts itself ({what}): prepare it again")

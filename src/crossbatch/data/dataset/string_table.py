@@ -1,0 +1,117 @@
+"""String tables: any number of UTF-8 strings as two memory-mapped arrays.
+
+`X.bytes.npy` holds all strings end to end, `X.offsets.npy` where each begins; nothing is decoded
+until it is asked for, so that a table of millions opens at once.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from crossbatch.data.dataset.arrays import map_array
+from crossbatch.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    import polars as pl
+
+
+def write_strings(folder: Path, name: str, strings: pl.Series) -> None:
+    """Write a series of strings (null = empty) as `name.bytes.npy` and `name.offsets.npy`."""
+    filled = strings.fill_null("")
+    lengths = filled.str.len_bytes().to_numpy().astype(np.int64)
+    offsets = np.zeros(len(filled) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    joined = "".join(filled.to_list()).encode("utf-8")
+    np.save(folder / f"{name}.offsets.npy", offsets)
+    np.save(folder / f"{name}.bytes.npy", np.frombuffer(joined, dtype=np.uint8))
+
+
+class StringTable:
+    """A read-only, memory-mapped list of strings.
+
+    Args:
+        folder: Where the two arrays are.
+        name: Their common name.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._offsets = map_array(folder / f"{name}.offsets.npy")
+        self._bytes = map_array(folder / f"{name}.bytes.npy")
+        plain = self._bytes.dtype == np.uint8 and self._offsets.dtype == np.int64
+        if not plain or self._bytes.ndim != 1 or self._offsets.ndim != 1 or not len(self._offsets):
+            raise DataError(f"{folder / name} is no table of strings: write the folder again")
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, row: int) -> str:
+        if not 0 <= row < len(self):
+            raise IndexError(f"row must be in 0..{len(self) - 1}, got {row}")
+        start, end = int(self._offsets[row]), int(self._offsets[row + 1])
+        return str(self._bytes[start:end].tobytes(), "utf-8", "replace")
+
+    def take(self, rows: Iterable[int]) -> list[str]:
+        """Return the strings of the given rows."""
+        return [self[int(row)] for row in rows]
+
+    def tolist(self) -> list[str]:
+        """Return every string; one decoding of the whole table."""
+        whole, ends = self._bytes.tobytes(), self._offsets.tolist()
+        return [whole[start:end].decode("utf-8", "replace") for start, end in pairwise(ends)]
+
+    @property
+    def sound(self) -> bool:
+        """Whether every string lies inside of the bytes, after the one before."""
+        rising = bool((np.diff(self._offsets) >= 0).all())
+        return rising and self._offsets[0] == 0 and self._offsets[-1] == len(self._bytes)
+
+
+class KeyLookup:
+    """From original keys to row numbers, by binary search: no dictionary is built on opening.
+
+    Args:
+        keys: The table that is searched; all keys differ.
+        order: Rows of `keys` in ascending order of their UTF-8 bytes.  Shape `[len(keys)]`.
+    """
+
+    BULK = 2_000  # from here on one dictionary is cheaper than many searches
+
+    def __init__(self, keys: StringTable, order: np.ndarray) -> None:
+        self._keys, self._order = keys, order
+        self._rows: dict[str, int] | None = None
+
+    def find(self, wanted: Sequence[str]) -> np.ndarray:
+        """Return the row of each key, −1 where it is unknown.  Shape `[len(wanted)]`, int64."""
+        if self._rows is None and len(wanted) >= self.BULK:
+            self._rows = {key: row for row, key in enumerate(self._keys.tolist())}
+        if self._rows is not None:
+            rows = [self._rows.get(key, -1) for key in wanted]
+        else:
+            rows = [self._search(key) for key in wanted]
+        return np.asarray(rows, dtype=np.int64)
+
+    def _search(self, key: str) -> int:
+        # a lone surrogate, which a command line can bring along, makes a key that is unknown
+        target, low, high = key.encode("utf-8", "surrogatepass"), 0, len(self._order)
+        while low < high:
+            middle = (low + high) // 2
+            if self._key_bytes(middle) < target:
+                low = middle + 1
+            else:
+                high = middle
+        found = low < len(self._order) and self._key_bytes(low) == target
+        return int(self._order[low]) if found else -1
+
+    def _key_bytes(self, position: int) -> bytes:
+        return self._keys[int(self._order[position])].encode("utf-8")
+
+
+def byte_order(strings: pl.Series) -> np.ndarray:
+    """Return the rows of `strings` in ascending order of their UTF-8 bytes.  int64."""
+    return cast("np.ndarray", strings.fill_null("").arg_sort().to_numpy().astype(np.int64))

@@ -1,0 +1,192 @@
+"""Prepare a dataset: read, filter, number, sort, split, encode; a folder that is whole or absent.
+
+from crossbatch.data import PrepareOptions, open_source, prepare
+prepare(open_source("ml-1m.zip"), "ml-1m", PrepareOptions(split="leave_last_out"))
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from crossbatch.data import spark
+from crossbatch.data.dataset.arrays import ArrayReader
+from crossbatch.data.dataset.features import write_features
+from crossbatch.data.dataset.string_table import byte_order, write_strings
+from crossbatch.data.folder import atomic_folder, write_manifest
+from crossbatch.data.prepare import local_engine
+from crossbatch.data.prepare.options import PrepareOptions
+from crossbatch.data.prepare.sampling_distribution import ItemLaw, item_law
+from crossbatch.data.prepare.splits import SPLITS, Sequences, Split, write_split
+from crossbatch.data.progress import Progress, silent
+from crossbatch.data.readers.reading_errors import blamed
+from crossbatch.data.readers.source import Source, Tally
+from crossbatch.documents import file_checksum
+from crossbatch.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from crossbatch.data.prepare.local_engine import Arranged, Engine
+
+ENGINES: dict[str, Engine] = {"polars": local_engine.arrange, "spark": spark.arrange}
+
+
+def prepare(
+    source: Source,
+    out: Path | str,
+    options: PrepareOptions | None = None,
+    *,
+    engine: str = "polars",
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Turn a raw log into a dataset folder and return its manifest.
+
+    Args:
+        source: A raw log, as `open_source` gives it.
+        out: The folder to create.
+        options: How to filter, order and split; by default the source's own defaults.
+        engine: What reads, filters and sorts, a name in `ENGINES`; the result is the same.
+        overwrite: Replace an existing dataset.
+        progress: Called with (stage, done, total).
+
+    Raises:
+        DataError: If the source cannot be used; nothing is left behind then.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    options = options or PrepareOptions.merged(source.defaults, {})
+    tally, content = Tally(options.max_bad_lines), Tally(options.max_bad_lines)
+    with atomic_folder(Path(out), overwrite=overwrite) as folder:
+        arranged = ENGINES[engine](source, folder, options, tally, progress)
+        sequences = Sequences(arranged.offsets, ArrayReader(folder / "times.npy"), arranged.bounds)
+        split, law = _write_law(folder, sequences, len(arranged.item_keys), options)
+        with blamed("the content of items or users"):
+            features = _write_content(folder, source, arranged, content, progress)
+        progress("checksums", 0, None)
+        manifest = _manifest(source, options, arranged, split, law)
+        manifest |= {"features": features, "reading": _reading(tally, content, arranged)}
+        return write_manifest(folder, manifest)
+
+
+def _write_law(
+    folder: Path, sequences: Sequences, num_items: int, options: PrepareOptions
+) -> tuple[Split, ItemLaw]:
+    split = SPLITS[options.split](sequences, (options.valid_share, options.test_share))
+    law = item_law(
+        ArrayReader(folder / "items.npy"),
+        sequences.offsets[split.train_users],
+        split.train_ends,
+        num_items=num_items,
+        min_history=options.min_history,
+    )
+    if not law.samples:
+        raise DataError(
+            f"no training user has more than min_history = {options.min_history} interactions: "
+            "lower --min-history or use a longer log"
+        )
+    write_split(folder, split, law.eligible)
+    np.save(folder / "item_counts.npy", law.counts)
+    np.save(folder / "sampler_law.npy", law.law)
+    return split, law
+
+
+def _write_content(
+    folder: Path,
+    source: Source,
+    arranged: Arranged,
+    tally: Tally,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Write keys, titles and features of items (row 0 = padding) and users."""
+    progress("content", 0, None)
+    item_keys, user_keys = arranged.item_keys, arranged.user_keys
+    padded = pl.concat([pl.Series("key", [None], dtype=pl.String), item_keys])
+    write_strings(folder, "item_keys", padded)
+    write_strings(folder, "user_keys", user_keys)
+    np.save(folder / "item_key_order.npy", byte_order(padded))
+    np.save(folder / "user_key_order.npy", byte_order(user_keys))
+    summary: dict[str, Any] = {"items": {}, "users": {}}
+    if source.item_table is not None:
+        table = _aligned(padded, source.item_table(item_keys, tally), "items", tally)
+        if source.title is not None:
+            write_strings(folder, "item_titles", table[source.title].cast(pl.String))
+        summary["items"] = write_features(
+            folder / "features/items", table, source.item_columns, padding=1
+        )
+    if source.user_table is not None:
+        table = _aligned(user_keys, source.user_table(user_keys, tally), "users", tally)
+        summary["users"] = write_features(folder / "features/users", table, source.user_columns)
+    return summary
+
+
+def _aligned(keys: pl.Series, table: pl.DataFrame, what: str, tally: Tally) -> pl.DataFrame:
+    """Return one row of content for each key, null where there is none; the first of duplicates."""
+    tally.lines += len(table)
+    tally.check()
+    table = table.with_columns(pl.col("key").cast(pl.String)).filter(
+        pl.col("key").is_in(keys.implode())
+    )
+    unique = table.unique("key", keep="first", maintain_order=True)
+    if len(unique) < len(table):
+        tally.notes.append(f"{len(table) - len(unique):,} repeated rows of {what} were ignored")
+    missing = keys.null_count() + len(unique)
+    if missing < len(keys):
+        tally.notes.append(f"{len(keys) - missing:,} {what} have no content")
+    frame = pl.DataFrame({"key": keys})
+    return frame.join(unique, on="key", how="left", maintain_order="left")
+
+
+def _manifest(
+    source: Source, options: PrepareOptions, arranged: Arranged, split: Split, law: ItemLaw
+) -> dict[str, Any]:
+    lengths = split.train_ends - arranged.offsets[split.train_users]
+    names = _file_names(source.files)
+    return {
+        "source": {
+            "format": source.format,
+            "files": {
+                name: file_checksum(path) for name, path in zip(names, source.files, strict=True)
+            },
+        },
+        "options": asdict(options),
+        "counts": {
+            "users": len(arranged.user_keys),
+            "items": len(arranged.item_keys),
+            "interactions": int(arranged.offsets[-1]),
+            "train_users": int(law.eligible.sum()),
+            "train_users_too_short": int((~law.eligible).sum()),
+            "train_interactions": int(lengths.sum()),
+            "eligible_samples": law.samples,
+            "valid_users": len(split.valid.users),
+            "valid_targets": int((split.valid.ends - split.valid.cuts).sum()),
+            "test_users": len(split.test.users),
+            "test_targets": int((split.test.ends - split.test.cuts).sum()),
+        },
+        "accounting": arranged.accounting,
+    }
+
+
+def _file_names(files: Sequence[Path]) -> list[str]:
+    """Return the files' names, with as many folders as make them differ."""
+    names = [path.name for path in files]
+    if len(set(names)) == len(names):
+        return names
+    common = os.path.commonpath([path.absolute().parent for path in files])
+    return [path.absolute().relative_to(common).as_posix() for path in files]
+
+
+def _reading(tally: Tally, content: Tally, arranged: Arranged) -> dict[str, Any]:
+    return {
+        "lines": tally.lines,
+        "bad_lines": dict(sorted(tally.bad.items())),
+        "below_rating": arranged.below_rating,
+        "bad_content_lines": dict(sorted(content.bad.items())),
+        "notes": [*tally.notes, *content.notes],
+    }
