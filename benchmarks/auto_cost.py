@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from crossbatch.data import Batch, Dataset
-    from crossbatch.training.trainer import Trainer
+    from crossbatch.training.step import Trainer
 
 HEADS = ("data", "model", "auto took", "in-batch ms", "auto ms", "ratio", "quartiles")
 

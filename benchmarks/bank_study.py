@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from crossbatch.data import Dataset
     from crossbatch.data.dataset.batches import Batch
-    from crossbatch.training.trainer import Trainer
+    from crossbatch.training.step import Trainer
 
 METRICS = ("recall@50", "ndcg@50")
 # The best that re-encoding some rows or a momentum encoder could do: a bank without staleness.

@@ -12,7 +12,7 @@ from crossbatch.models import FeatureTable, build_model
 from crossbatch.negatives import SAMPLERS, Candidates, Corpus, CrossBatchSampler
 from crossbatch.training.direct import DirectTrainer
 from crossbatch.training.optimizer import Adam
-from crossbatch.training.trainer import Trainer
+from crossbatch.training.step import Trainer
 from measure.floor import HIDDEN, Shape
 from measure.shape import sampler_options, tower_options
 

@@ -18,7 +18,7 @@ from measure.floor import HIDDEN, Shape, Work, columns, work
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from crossbatch.training.trainer import Trainer
+    from crossbatch.training.step import Trainer
 
 MODELS = ("youtube_dnn", "gru4rec", "mind")
 SAMPLERS = ("uniform", "in_batch", "mixed", "cross_batch")

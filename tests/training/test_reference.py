@@ -18,10 +18,10 @@ from crossbatch.models.dense import MLP
 from crossbatch.models.passes import GraphPass
 from crossbatch.negatives import SAMPLERS
 from crossbatch.negatives.loss import NonFiniteLossError, row_losses
-from crossbatch.training import trainer as trainer_module
+from crossbatch.training import step as trainer_module
 from crossbatch.training.assemble import build_trainer, resolve
 from crossbatch.training.direct import DirectTrainer
-from crossbatch.training.trainer import Trainer
+from crossbatch.training.step import Trainer
 
 SAMPLER_OPTIONS = {
     "uniform": {"num_negatives": 50},

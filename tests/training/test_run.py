@@ -16,8 +16,8 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import evaluate
 from crossbatch.models import TwoTower
 from crossbatch.reproduce.probe import StabilityProbe
-from crossbatch.serving.export import export_bundle
-from crossbatch.serving.opening import open_recommender
+from crossbatch.serving import export_bundle
+from crossbatch.serving.from_run import open_recommender
 from crossbatch.training import Interrupted, fit
 from crossbatch.training.assemble import build_towers, resolve
 from crossbatch.training.run_folder import changed_keys

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
     from crossbatch.models import TwoTower
-    from crossbatch.training.trainer import Trainer
+    from crossbatch.training.step import Trainer
 
 MARGIN = 0.7  # of the allowance that is spent: a long run costs more than a short look says
 TURNS = (1, 2, 4)  # steps from one draw of uniform items to the next

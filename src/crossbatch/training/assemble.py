@@ -20,7 +20,7 @@ from crossbatch.training.direct import DirectTrainer
 from crossbatch.training.distributed.sharded_table import ShardedTable
 from crossbatch.training.distributed.trainer import RankTrainer
 from crossbatch.training.optimizer import Adam
-from crossbatch.training.trainer import Trainer
+from crossbatch.training.step import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
     from crossbatch.evaluation import Evaluation
     from crossbatch.training.journal import Journal
+    from crossbatch.training.loop import EarlyStopping
     from crossbatch.training.monitor import Monitor
     from crossbatch.training.progress import Progress
     from crossbatch.training.run_folder import RunFolder
-    from crossbatch.training.trainer import EarlyStopping, StepRecord, Trainer
+    from crossbatch.training.step import StepRecord, Trainer
 
 # What a checkpoint remembers beside the training state.
 NOTHING_YET = {"journal": 0, "eval_seconds": 0.0}
@@ -46,7 +47,7 @@ class Course:
         journal: Where lines go.
         monitor: Clock and diagnostics.
         write: Writes a line to the journal and to whoever else listens.
-        evaluate: Measures the model on validation users.
+        measure: Evaluates the model on validation users.
         progress: Shows each step.
         probe: Measures beside training.
         keep_checkpoints: Newest ones kept.
@@ -54,6 +55,7 @@ class Course:
         eval_threads: CPU threads of evaluations.
         users: Validation users of the last evaluation.
         chosen: The sampler that an `"auto"` one stands for.
+        interrupted: Whether Ctrl-C was pressed.
     """
 
     trainer: Trainer
@@ -62,7 +64,7 @@ class Course:
     journal: Journal
     monitor: Monitor
     write: Callable[..., None]
-    evaluate: Callable[[], Evaluation]
+    measure: Callable[[], Evaluation]
     progress: Progress
     probe: Probe | None
     keep_checkpoints: int
@@ -70,6 +72,7 @@ class Course:
     eval_threads: int
     users: int = 0
     chosen: dict[str, Any] | None = None
+    interrupted: Callable[[], bool] = lambda: False
 
     @property
     def minutes(self) -> float:
@@ -96,12 +99,12 @@ class Course:
         if not getattr(self.probe, "measuring", False):
             self.save()
 
-    def validate(self) -> Mapping[str, float]:
+    def evaluate(self) -> Mapping[str, float]:
         """Metrics of the model as it is; the clock of training stands still."""
         self.monitor.pause()
         began = time.perf_counter()
         with using(self.eval_threads):
-            evaluation = self.evaluate()
+            evaluation = self.measure()
         self.eval_seconds += time.perf_counter() - began
         self.users = evaluation.num_users
         return evaluation.means()

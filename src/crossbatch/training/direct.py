@@ -16,13 +16,13 @@ from crossbatch.models import TwoTower
 from crossbatch.models.passes import items_pass, users_pass
 from crossbatch.negatives import Candidates
 from crossbatch.negatives.direct import LossAndGradients, loss_and_gradients
-from crossbatch.training.trainer import Trainer
+from crossbatch.training.step import Trainer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.models.passes import Backward, Pass
-    from crossbatch.training.trainer import TrainingBatch
+    from crossbatch.training.step import TrainingBatch
 
 
 @dataclass(slots=True)

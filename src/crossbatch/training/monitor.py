@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from crossbatch.training.trainer import StepRecord, Trainer
+    from crossbatch.training.step import StepRecord, Trainer
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from crossbatch.training.trainer import EarlyStopping, Trainer
+    from crossbatch.training.loop import EarlyStopping
+    from crossbatch.training.step import Trainer
 
 
 # What a finished run lists in `checksums.json`; the best model has checksums of its own.

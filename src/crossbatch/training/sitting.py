@@ -22,11 +22,11 @@ from crossbatch.training.endings import DivergedError, Interrupted
 from crossbatch.training.environment import environment
 from crossbatch.training.examples import write_examples
 from crossbatch.training.interrupt import interrupt_flag
+from crossbatch.training.loop import EarlyStopping, Limits, train_loop
 from crossbatch.training.monitor import Monitor
 from crossbatch.training.outcome import PAPER_METRICS, evaluate_split, finite, measure_test
 from crossbatch.training.run_folder import OWN_MODEL, flat
 from crossbatch.training.threads import measured_threads, using
-from crossbatch.training.trainer import EarlyStopping, Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from crossbatch.training.journal import Journal
     from crossbatch.training.progress import Progress
     from crossbatch.training.run_folder import RunFolder
+    from crossbatch.training.step import Trainer
     from crossbatch.training.trackers import Tracker
 
 
@@ -190,18 +191,11 @@ class Sitting:
             if isinstance(trainer, RankTrainer):
                 interrupted = trainer.agree_to_stop(interrupted)
             try:
-                return trainer.fit(
-                    self._batches(trainer),
-                    course.validate,
-                    max_steps=train.max_steps,
-                    eval_every=train.eval_every,
-                    stopping=course.stopping,
-                    metric=train.metric,
-                    counting_from=self._warmup_steps(trainer),
-                    on_step=course.on_step,
-                    on_eval=course.on_eval,
-                    interrupted=interrupted,
+                course.interrupted = interrupted
+                limits = Limits(
+                    train.max_steps, train.eval_every, train.metric, self._warmup_steps(trainer)
                 )
+                return train_loop(trainer, self._batches(trainer), course, course.stopping, limits)
             except NonFiniteLossError as error:
                 course.write("stop", trainer.step, reason="nan")
                 raise DivergedError(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
-    from crossbatch.training.trainer import Trainer, TrainingBatch
+    from crossbatch.training.step import Trainer, TrainingBatch
 
 ROUNDS = 15  # the strategies are timed in turn, so that a busy machine slows all of them
 WARM_UP = 3  # first rounds, not counted

@@ -15,7 +15,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from crossbatch.training.trainer import Trainer, TrainingBatch
+    from crossbatch.training.step import Trainer, TrainingBatch
 
 WORTH_IT = 1.4  # less of a gain is not worth the cores, which another run could use
 STEPS = 5  # timed for each number of threads, the first not counted

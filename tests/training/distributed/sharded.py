@@ -12,9 +12,9 @@ from crossbatch.data import open_dataset
 from crossbatch.training.assemble import build_trainer, resolve
 from crossbatch.training.distributed.onlooker import open_folder
 from crossbatch.training.distributed.start import joined
+from crossbatch.training.loop import EarlyStopping
 from crossbatch.training.outcome import evaluate_split
 from crossbatch.training.run_folder import RunFolder
-from crossbatch.training.trainer import EarlyStopping
 
 RECIPE = Recipe.from_dict(
     {

@@ -9,8 +9,8 @@ import torch
 from crossbatch.errors import ConfigError
 from crossbatch.training.checkpoint import load
 from crossbatch.training.distributed.sharded_table import ShardedTable, _first_values
+from crossbatch.training.loop import EarlyStopping
 from crossbatch.training.run_folder import RunFolder
-from crossbatch.training.trainer import EarlyStopping
 
 from .launching import run
 from .sharded import RECIPE, metrics, resumed, steps

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from crossbatch.training.distributed.ranks import Ranks
-    from crossbatch.training.trainer import EarlyStopping, Trainer
+    from crossbatch.training.loop import EarlyStopping
+    from crossbatch.training.step import Trainer
 
 
 class Onlooker(RunFolder):

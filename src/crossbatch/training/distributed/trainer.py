@@ -16,14 +16,14 @@ import torch
 from crossbatch.negatives import Candidates
 from crossbatch.training.distributed.ranks import Ranks
 from crossbatch.training.distributed.reads import share_reads
-from crossbatch.training.trainer import Trainer
+from crossbatch.training.step import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from crossbatch.training.trainer import TrainingBatch
+    from crossbatch.training.step import TrainingBatch
 
 NOISE_STRIDE = 1 << 32  # more than any run has steps
 

@@ -1,7 +1,8 @@
-"""`Trainer`: one step reads like the paper's equations; `fit` repeats it until nothing improves.
+"""`Trainer`: one training step, which reads like the paper's equations; it needs torch alone.
 
 trainer = Trainer(model, sampler, Adam(model))
-result = trainer.fit(dataset.batches(128, seed=0), evaluate, max_steps=100_000)
+for batch in batches:
+    record = trainer.train_step(batch)
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from crossbatch.negatives import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from crossbatch.training.optimizer import Adam
 
 
@@ -44,7 +43,7 @@ class TrainingBatch(Protocol):
 
     @property
     def later(self) -> tuple[Tensor, Tensor] | None:
-        """What came after the positives and where each row's begin, for `mask_later` alone."""
+        """Ids of what came after the positives, and their batch offsets; for `mask_later` alone."""
 
 
 class TwoTowerModel(Protocol):
@@ -59,35 +58,9 @@ class TwoTowerModel(Protocol):
         """`[N, d]` item vectors."""
 
 
-@dataclass(slots=True)
-class EarlyStopping:
-    """Best value of a metric, and how many evaluations have passed without beating it.
-
-    As in ComiRec's code, training stops when the misses *exceed* the patience.
-    """
-
-    patience: int
-    best: float = float("-inf")
-    best_step: int = 0
-    misses: int = 0
-
-    def update(self, value: float, step: int, *, counting: bool = True) -> bool:
-        """Take a new value; True if it is the best so far. Misses count only while `counting`."""
-        if value > self.best:
-            self.best, self.best_step, self.misses = value, step, 0
-            return True
-        self.misses += counting
-        return False
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether to stop."""
-        return self.misses > self.patience
-
-
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What happened in one step, for whoever listens."""
+    """What happened in one step."""
 
     step: int
     loss: Tensor  # scalar, detached
@@ -108,7 +81,7 @@ class Trainer:
         log_temperature: Parameter or constant; the temperature is its exponential.
         mask: As in `sampled_softmax_loss`.
         mask_history: Whether a row's history items are no negatives of it.
-        mask_later: Whether what came later in a row's sequence is no negative of it.
+        mask_later: Whether items that come later in a row's sequence are no negatives of it.
         l2: Weight of the mean squared length of user and item vectors.
         accumulate: Batches per optimiser step.
         autocast: `torch.bfloat16` for mixed precision, or None.
@@ -162,7 +135,7 @@ class Trainer:
         )
 
     def exclude(self, batch: TrainingBatch, negatives: Candidates) -> Tensor | None:
-        """`[B, N]` which columns are something else that the row's user liked; None for nobody."""
+        """`[B, N]` which columns are other items that the row's user liked; None for no mask."""
         masks = []
         if self.mask_history:
             known = batch.history.masked_fill(batch.history == 0, -1)
@@ -195,51 +168,6 @@ class Trainer:
         if self.log_temperature.requires_grad:
             return self.log_temperature.exp()
         return math.exp(float(self.log_temperature))
-
-    def fit(
-        self,
-        batches: Iterator[TrainingBatch],
-        evaluate: Callable[[], Mapping[str, float]],
-        *,
-        max_steps: int,
-        eval_every: int,
-        stopping: EarlyStopping,
-        metric: str = "recall@50",
-        counting_from: int = 0,
-        on_step: Callable[[StepRecord], None] = lambda _: None,
-        on_eval: Callable[[Mapping[str, float], bool], None] = lambda _, __: None,
-        interrupted: Callable[[], bool] = lambda: False,
-    ) -> str:
-        """Train until patience or `max_steps` runs out.
-
-        Args:
-            batches: Endless batches, the next one first.
-            evaluate: Validation metrics of the model as it is.
-            max_steps: Batches in all, those before a resume included.
-            eval_every: Batches between evaluations.
-            stopping: Early-stopping state, updated in place.
-            metric: Which of the metrics decides.
-            counting_from: Misses count from this step on; the end of the sampler's warm-up.
-            on_step: Called after every step.
-            on_eval: Called after every evaluation with the metrics and whether they are the best.
-            interrupted: Asked after every step; True ends training.
-
-        Returns:
-            Why training ended: `"patience"`, `"max_steps"` or `"interrupted"`.
-        """
-        while self.step < max_steps:
-            if stopping.exhausted:
-                return "patience"
-            on_step(self.train_step(next(batches)))
-            if self.step % eval_every == 0 or self.step == max_steps:
-                self.optimizer.flush()
-                metrics = evaluate()
-                counting = self.step > counting_from
-                on_eval(metrics, stopping.update(metrics[metric], self.step, counting=counting))
-            # Between optimiser steps, so that a checkpoint never holds half a gradient.
-            if self.step % self.accumulate == 0 and interrupted():
-                return "interrupted"
-        return "max_steps"
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.autocast is None:

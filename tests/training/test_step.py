@@ -1,6 +1,8 @@
-"""Every model × every sampler through the same step, and what the loop promises."""
+"""The training step: every model with every sampler, masks, precision, accumulation."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,7 +11,6 @@ from crossbatch.config import Recipe
 from crossbatch.models import MODELS
 from crossbatch.negatives import SAMPLERS
 from crossbatch.training.assemble import build_trainer, resolve
-from crossbatch.training.trainer import EarlyStopping
 
 SAMPLER_OPTIONS = {
     "uniform": {"num_negatives": 50},
@@ -169,27 +170,6 @@ def test_bfloat16_autocast_stays_close_to_float32(dataset, recipe):
     assert runs[0] == pytest.approx(runs[1], rel=0.02)
 
 
-def test_early_stopping_counts_as_comirec_does():
-    stopping = EarlyStopping(patience=2)
-    assert stopping.update(0.1, 1000)
-    assert not stopping.update(0.1, 2000)  # equal is no improvement
-    assert not stopping.update(0.05, 3000)
-    assert not stopping.exhausted  # two misses do not exceed a patience of two
-    stopping.update(0.09, 4000)
-    assert stopping.exhausted
-    assert (stopping.best, stopping.best_step) == (0.1, 1000)
-
-
-def test_misses_before_counting_starts_are_free():
-    stopping = EarlyStopping(patience=0)
-    stopping.update(0.2, 1)
-    for step in range(2, 10):
-        stopping.update(0.1, step, counting=False)
-    assert not stopping.exhausted
-    stopping.update(0.1, 10)
-    assert stopping.exhausted
-
-
 def test_own_modules_train_without_subclassing_anything(dataset, recipe):
     class Towers(torch.nn.Module):
         def __init__(self):
@@ -209,3 +189,14 @@ def test_own_modules_train_without_subclassing_anything(dataset, recipe):
     trainer = build_trainer(Recipe.from_dict(document), dataset, Towers())
     seen = losses(trainer, dataset, 100)
     assert sum(seen[-20:]) < sum(seen[:20])
+
+
+def test_the_step_needs_torch_alone():
+    """It is imported where none of the other dependencies can be."""
+    code = (
+        "import sys\n"
+        "absent = 'numpy polars pyarrow safetensors rich typer numba'.split()\n"
+        "sys.modules.update(dict.fromkeys(absent))\n"
+        "import crossbatch.training.step\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
