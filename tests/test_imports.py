@@ -23,7 +23,6 @@ KERNELS = {
     "rows_kernel",
     "scan_kernel",
     "softmax_kernel",
-    "windows_kernel",
 }
 # Files that hand arrays to them; imported by training alone.
 AROUND_KERNELS = {

@@ -101,18 +101,16 @@ def test_batch_number_i_depends_on_seed_and_i_alone(
     assert equal(resumed, reached)
 
 
-def test_compiled_and_plain_assembly_agree(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("numba")
-
-    def drawn() -> list[Any]:
-        training = islice(dataset.batches(32, seed=4, history_length=9, start=5, later=True), 8)
-        return [*training, *dataset.eval_batches("test", history_length=9)]
-
-    compiled = drawn()
-    monkeypatch.setattr(batches, "HAS_NUMBA", False)
-    assert all(equal(one, other) for one, other in zip(compiled, drawn(), strict=True))
+@pytest.mark.parametrize("length", [1, 3, 9, 40])
+def test_windows_are_slices_up_to_the_very_end(length: int) -> None:
+    """Also where the log is shorter than a window, or ends before one does."""
+    items = np.arange(1, 21, dtype=np.int32)
+    ends = np.arange(1, 21)
+    starts = np.maximum(ends - length, [0, 5] * 10)
+    starts = np.minimum(starts, ends)
+    found = batches._windows(items, starts, ends, length)
+    expected = [items[a:b].tolist() for a, b in zip(starts, ends, strict=True)]
+    assert found.tolist() == [row + [0] * (length - len(row)) for row in expected]
 
 
 def test_seeds_differ_and_repeat(dataset: Dataset) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from crossbatch.data import Dataset
 from crossbatch.data.prepare import sampling_distribution
-from crossbatch.data.prepare.sampling_distribution import item_law
+from crossbatch.data.prepare.sampling_distribution import training_positives
 
 Maker = Callable[..., Dataset]
 
@@ -30,15 +30,17 @@ def brute_force(sequences: list[list[int]], least: int, num_items: int) -> list[
     st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=9), min_size=1, max_size=12),
     st.integers(1, 4),
 )
-def test_law_is_the_exact_sum_over_users_and_positions(
+def test_probabilities_are_the_exact_sum_over_users_and_positions(
     sequences: list[list[int]], least: int
 ) -> None:
     ends = np.cumsum([len(items) for items in sequences])
     starts = ends - [len(items) for items in sequences]
     items = np.array([item for sequence in sequences for item in sequence])
-    found = item_law(items, starts, ends, num_items=6, min_history=least)
+    found = training_positives(items, starts, ends, num_items=6, min_history=least)
     expected = brute_force(sequences, least, 6)
-    np.testing.assert_allclose(found.law, np.array([float(q) for q in expected]), atol=1e-12)
+    np.testing.assert_allclose(
+        found.probabilities, np.array([float(q) for q in expected]), atol=1e-12
+    )
     counts = Counter(items.tolist())
     assert found.counts.tolist() == [counts[item] for item in range(7)]
     assert found.samples == sum(max(len(sequence) - least, 0) for sequence in sequences)
@@ -51,24 +53,26 @@ def test_pieces_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for rows in (10**6, 7, 1):
         monkeypatch.setattr(sampling_distribution, "CHUNK_ROWS", rows)
-        found.append(item_law(items, ends - lengths, ends, num_items=6, min_history=4))
+        found.append(training_positives(items, ends - lengths, ends, num_items=6, min_history=4))
     for other in found[1:]:
         assert other.counts.tolist() == found[0].counts.tolist()
-        np.testing.assert_allclose(other.law, found[0].law, atol=1e-12)
+        np.testing.assert_allclose(other.probabilities, found[0].probabilities, atol=1e-12)
 
 
 def test_heavy_users_weigh_no_more_than_light_ones() -> None:
     # one user with 100 × item 1 after the first four, one with a single item 2
     items = np.array([3] * 4 + [1] * 100 + [3] * 4 + [2])
-    found = item_law(items, np.array([0, 104]), np.array([104, 109]), num_items=3, min_history=4)
-    assert found.law == pytest.approx(
+    found = training_positives(
+        items, np.array([0, 104]), np.array([104, 109]), num_items=3, min_history=4
+    )
+    assert found.probabilities == pytest.approx(
         np.array([0.0, 0.5, 0.5, 0.0])
     )  # raw frequency would say 100 : 1
     assert found.counts.tolist() == [0, 100, 1, 8]
 
 
 @pytest.mark.parametrize("split", ["user", "leave_last_out", "time"])
-def test_batches_follow_the_stored_law(make_dataset: Maker, split: str) -> None:
+def test_batches_follow_the_stored_distribution(make_dataset: Maker, split: str) -> None:
     rng = np.random.default_rng(0)
     rows = [
         (f"u{user}", f"i{min(int(rng.zipf(1.6)), 12)}", step)

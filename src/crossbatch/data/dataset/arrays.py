@@ -1,12 +1,12 @@
-"""Arrays on disk: mapped as a whole, or written and read piece by piece.
+"""Arrays on disk (memory-mapped, or read and written in pieces) and ranges of their rows.
 
-Read and written in pieces, plainly, memory stays that of one piece. Of a map every page that was
-ever touched counts as the process's own memory, so that a pass over the log would look like holding
-it, and meet a limit as if it did.
+Preparation reads and writes in pieces, so that memory holds one piece. Every page of a memory map
+that was touched counts as memory of the process: a pass over a mapped log could exceed a limit.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -37,19 +37,38 @@ def map_array(path: Path) -> np.ndarray:
     return mapped.view(np.ndarray)
 
 
-def user_runs(offsets: np.ndarray, rows: int) -> np.ndarray:
-    """Cut the users into runs of about `rows` interactions.
+def offsets_of(lengths: np.ndarray) -> np.ndarray:
+    """Return where each of consecutive ranges begins, and the end of all.  `[n + 1]`, int64."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def range_positions(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return every position in `start:end` of each row, one row after another.
+
+    Args:
+        starts: First position of each row.  Shape `[n]`.
+        ends: Position after the last.  Shape `[n]`.
+
+    Returns:
+        The positions, and the offsets of each row in them `[n + 1]`; int64.
+    """
+    offsets = offsets_of(ends - starts)
+    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], ends - starts), offsets
+
+
+def user_runs(offsets: np.ndarray, rows: int) -> list[slice]:
+    """Cut the users into runs of about `rows` interactions, at most one user's more.
 
     Args:
         offsets: Where each user's interactions begin, and the end of all.  Shape `[num_users + 1]`.
-        rows: Interactions of a run; more only by those of its last user.
-
-    Returns:
-        The first user of each run, and the end of all.
+        rows: Interactions of a run.
     """
     num_users, total = len(offsets) - 1, int(offsets[-1])
-    inner = np.searchsorted(offsets, np.arange(rows, total, rows))
-    return np.unique(np.concatenate([[0], inner, [num_users]]))
+    inner = np.searchsorted(offsets[1:], np.arange(rows, total, rows))
+    bounds = np.unique(np.concatenate([[0], inner, [num_users]])).tolist()
+    return [slice(first, last) for first, last in pairwise(bounds)]
 
 
 class ArrayReader:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import islice, pairwise, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
+from crossbatch.data.dataset.arrays import range_positions
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-HAS_NUMBA = find_spec("numba") is not None
 BLOCK_SAMPLES = 8_192  # samples that are gathered at once …
 BLOCK_BATCHES = 64  # … but never so many batches that the first one waits
 
@@ -202,15 +202,14 @@ def _windows(
     items: np.ndarray, starts: np.ndarray, ends: np.ndarray, history_length: int
 ) -> np.ndarray:
     """Return `items[start:end]` of each row, padded with 0 on the right.  `[B, L]`, int64."""
-    if HAS_NUMBA:
-        from crossbatch.data.dataset.windows_kernel import windows
-
-        filled = np.empty((len(starts), history_length), dtype=np.int64)
-        windows(items, starts, ends, filled)
-        return filled
-    places = np.arange(history_length)
-    held = items.take(starts[:, None] + places, mode="clip")  # [B, L]; past the end: masked below
-    inside = places < (ends - starts)[:, None]
+    if len(items) < history_length:
+        items = np.pad(items, (0, history_length - len(items)))
+    last = len(items) - history_length
+    # A window is copied as a whole, far faster than item by item; what follows `end` is zeroed.
+    held = sliding_window_view(items, history_length)[np.minimum(starts, last)]  # [B, L]
+    for row in np.flatnonzero(starts > last).tolist():  # no whole window is left there
+        held[row, : ends[row] - starts[row]] = items[starts[row] : ends[row]]
+    inside = np.arange(history_length) < (ends - starts)[:, None]
     padded: np.ndarray = np.multiply(held, inside, dtype=np.int64)
     return padded
 
@@ -219,17 +218,8 @@ def _ranges(items: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[Te
     """Return `items[start:end]` of all rows end to end, and where each begins.  int64."""
     import torch
 
-    offsets = np.zeros(len(starts) + 1, dtype=np.int64)
-    np.cumsum(ends - starts, out=offsets[1:])
-    if HAS_NUMBA:
-        from crossbatch.data.dataset.windows_kernel import ranges
-
-        found = np.empty(offsets[-1], dtype=np.int64)
-        ranges(items, starts, offsets, found)
-    else:
-        positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], ends - starts)
-        found = items[positions].astype(np.int64)
-    return torch.from_numpy(found), torch.from_numpy(offsets)
+    positions, offsets = range_positions(starts, ends)
+    return torch.from_numpy(items[positions].astype(np.int64)), torch.from_numpy(offsets)
 
 
 def _check_sizes(batch_size: int, history_length: int) -> None:

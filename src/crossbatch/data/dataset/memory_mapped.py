@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from crossbatch.data.dataset.arrays import map_array
+from crossbatch.data.dataset.arrays import map_array, range_positions
 from crossbatch.data.dataset.batches import (
     Batch,
     EvalBatch,
@@ -132,9 +132,7 @@ class Dataset:
     def train_sequences(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the training parts of all users: offsets int64 `[U + 1]` and item ids, CSR."""
         part = self._training
-        lengths = part.ends - part.starts
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        positions = np.arange(offsets[-1]) + np.repeat(part.starts - offsets[:-1], lengths)
+        positions, offsets = range_positions(part.starts, part.ends)
         return offsets, self.items[positions]
 
     @property

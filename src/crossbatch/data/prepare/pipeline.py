@@ -21,7 +21,7 @@ from crossbatch.data.dataset.string_table import byte_order, write_strings
 from crossbatch.data.folder import atomic_folder, write_manifest
 from crossbatch.data.prepare import local_engine
 from crossbatch.data.prepare.options import PrepareOptions
-from crossbatch.data.prepare.sampling_distribution import ItemLaw, item_law
+from crossbatch.data.prepare.sampling_distribution import TrainingPositives, training_positives
 from crossbatch.data.prepare.splits import SPLITS, Sequences, Split, write_split
 from crossbatch.data.progress import Progress, silent
 from crossbatch.data.readers.reading_errors import blamed
@@ -66,35 +66,35 @@ def prepare(
     with atomic_folder(Path(out), overwrite=overwrite) as folder:
         arranged = ENGINES[engine](source, folder, options, tally, progress)
         sequences = Sequences(arranged.offsets, ArrayReader(folder / "times.npy"), arranged.bounds)
-        split, law = _write_law(folder, sequences, len(arranged.item_keys), options)
+        split, positives = _write_split(folder, sequences, len(arranged.item_keys), options)
         with blamed("the content of items or users"):
             features = _write_content(folder, source, arranged, content, progress)
         progress("checksums", 0, None)
-        manifest = _manifest(source, options, arranged, split, law)
+        manifest = _manifest(source, options, arranged, split, positives)
         manifest |= {"features": features, "reading": _reading(tally, content, arranged)}
         return write_manifest(folder, manifest)
 
 
-def _write_law(
+def _write_split(
     folder: Path, sequences: Sequences, num_items: int, options: PrepareOptions
-) -> tuple[Split, ItemLaw]:
+) -> tuple[Split, TrainingPositives]:
     split = SPLITS[options.split](sequences, (options.valid_share, options.test_share))
-    law = item_law(
+    positives = training_positives(
         ArrayReader(folder / "items.npy"),
         sequences.offsets[split.train_users],
         split.train_ends,
         num_items=num_items,
         min_history=options.min_history,
     )
-    if not law.samples:
+    if not positives.samples:
         raise DataError(
             f"no training user has more than min_history = {options.min_history} interactions: "
             "lower --min-history or use a longer log"
         )
-    write_split(folder, split, law.eligible)
-    np.save(folder / "item_counts.npy", law.counts)
-    np.save(folder / "sampler_law.npy", law.law)
-    return split, law
+    write_split(folder, split, positives.eligible)
+    np.save(folder / "item_counts.npy", positives.counts)
+    np.save(folder / "sampler_law.npy", positives.probabilities)
+    return split, positives
 
 
 def _write_content(
@@ -144,7 +144,11 @@ def _aligned(keys: pl.Series, table: pl.DataFrame, what: str, tally: Tally) -> p
 
 
 def _manifest(
-    source: Source, options: PrepareOptions, arranged: Arranged, split: Split, law: ItemLaw
+    source: Source,
+    options: PrepareOptions,
+    arranged: Arranged,
+    split: Split,
+    positives: TrainingPositives,
 ) -> dict[str, Any]:
     lengths = split.train_ends - arranged.offsets[split.train_users]
     names = _file_names(source.files)
@@ -160,10 +164,10 @@ def _manifest(
             "users": len(arranged.user_keys),
             "items": len(arranged.item_keys),
             "interactions": int(arranged.offsets[-1]),
-            "train_users": int(law.eligible.sum()),
-            "train_users_too_short": int((~law.eligible).sum()),
+            "train_users": int(positives.eligible.sum()),
+            "train_users_too_short": int((~positives.eligible).sum()),
             "train_interactions": int(lengths.sum()),
-            "eligible_samples": law.samples,
+            "eligible_samples": positives.samples,
             "valid_users": len(split.valid.users),
             "valid_targets": int((split.valid.ends - split.valid.cuts).sum()),
             "test_users": len(split.test.users),

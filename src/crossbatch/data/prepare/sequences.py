@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crossbatch.data.dataset.arrays import ArrayWriter, user_runs
+from crossbatch.data.dataset.arrays import ArrayWriter, offsets_of, user_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -98,8 +98,9 @@ def write_sequences(
 ) -> np.ndarray:
     """Write `offsets.npy`, `items.npy` and `times.npy` and return the first.  `[num_users + 1]`."""
     offsets = offsets_of(numbering.lengths)
-    bounds = user_runs(offsets, BUCKET_ROWS)
-    buckets = [Bucket(folder / f"bucket-{number}.tmp") for number in range(len(bounds) - 1)]
+    runs = user_runs(offsets, BUCKET_ROWS)
+    buckets = [Bucket(folder / f"bucket-{number}.tmp") for number in range(len(runs))]
+    bounds = np.array([run.stop for run in runs])
     for chunk in log.chunks():
         columns = _kept_columns(chunk, numbering, TIE_RULES[ties](chunk, seed, key_ranks))
         _deal(columns, bounds, buckets)
@@ -113,13 +114,6 @@ def write_sequences(
             progress("sorting", log.rows + log.rows * number // len(buckets), 2 * log.rows)
 
     save_sequences(folder, offsets, ordered())
-    return offsets
-
-
-def offsets_of(lengths: np.ndarray) -> np.ndarray:
-    """Return where each user's interactions begin, and the end of all.  `[num_users + 1]`."""
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
@@ -215,7 +209,7 @@ def _deal(columns: dict[str, np.ndarray], bounds: np.ndarray, buckets: Sequence[
     if len(buckets) == 1:
         buckets[0].put(columns)
         return
-    number = np.searchsorted(bounds, columns["user"], side="right") - 1
+    number = np.searchsorted(bounds, columns["user"], side="right")
     # the shorter the numbers, the faster the sort: of one or two bytes it is a radix sort
     number = number.astype(np.min_scalar_type(len(buckets)))
     order = np.argsort(number, kind="stable")

@@ -10,7 +10,6 @@ Every split comes to the same few arrays, so the dataset has one code path:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -191,11 +190,8 @@ def _before(sequences: Sequences, moment: int) -> np.ndarray:
     """Return the end of each user's interactions before a moment.  Shape `[num_users]`."""
     offsets = sequences.offsets
     before = offsets[:-1].copy()
-    for first, last in pairwise(user_runs(offsets, CHUNK_ROWS).tolist()):
-        start = int(offsets[first])
-        times = sequences.times[start : int(offsets[last])]
-        earlier = np.concatenate([[0], np.cumsum(times < moment)])[
-            offsets[first : last + 1] - start
-        ]
-        before[first:last] += np.diff(earlier)
+    for run in user_runs(offsets, CHUNK_ROWS):
+        start, end = int(offsets[run.start]), int(offsets[run.stop])
+        earlier = np.concatenate([[0], np.cumsum(sequences.times[start:end] < moment)])
+        before[run] += np.diff(earlier[offsets[run.start : run.stop + 1] - start])
     return before

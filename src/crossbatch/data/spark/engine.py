@@ -12,9 +12,10 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+from crossbatch.data.dataset.arrays import offsets_of
 from crossbatch.data.prepare.local_engine import Arranged, accounting
 from crossbatch.data.prepare.numbering import number
-from crossbatch.data.prepare.sequences import Numbering, offsets_of, save_sequences
+from crossbatch.data.prepare.sequences import Numbering, save_sequences
 from crossbatch.data.spark.filtering import keep_frequent
 from crossbatch.data.spark.reading import read_log
 from crossbatch.data.spark.sequences import lengths_of, numbered_log, ordered_log
