@@ -131,9 +131,9 @@ def test_mistakes_are_one_sentence_and_exit_code_two(crossbatch, workplace, argu
 
 def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(crossbatch, workplace, monkeypatch):
     """The second checkpoint does not fit; after space was made, --resume ends as if it had."""
-    from crossbatch.training import checkpoint
+    from crossbatch import files
 
-    whole = checkpoint.write_durably
+    whole = files.write_durably
     written = []
 
     def full_disk(path, payload):
@@ -143,7 +143,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(crossbatch, workp
         whole(path, payload)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_durably", full_disk)
+        patch.setattr(files, "write_durably", full_disk)
         train = ["train", "recipe.toml", "--data", "data", "--out", "full", "--quiet"]
         done = crossbatch(*train, cwd=workplace)
     assert done.returncode == 2

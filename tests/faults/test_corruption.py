@@ -14,8 +14,8 @@ import pytest
 
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
-from crossbatch.documents import read_document
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import read_document
 from crossbatch.reports.runs import read_run
 from crossbatch.serving import open_bundle
 from crossbatch.training import fit

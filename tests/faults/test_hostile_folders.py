@@ -25,8 +25,8 @@ from safetensors.torch import save
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
 from crossbatch.data.folder import MANIFEST, write_manifest
-from crossbatch.documents import document_checksum, sealed
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import document_checksum, file_crc32, sealed
 from crossbatch.reports.runs import read_run
 from crossbatch.reproduce.search import read_settings
 from crossbatch.serving import open_bundle
@@ -35,7 +35,6 @@ from crossbatch.serving.bundle.change_items import add_items, remove_items
 from crossbatch.serving.server.live_bundle import LiveBundle
 from crossbatch.training import checkpoint
 from crossbatch.training.saved import open_run
-from crossbatch.training.tensor_files import file_crc32
 
 from .conftest import FAULTS, RECIPE
 

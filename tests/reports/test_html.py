@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, DataError
 from crossbatch.reports.html import render, write_html
 from crossbatch.reports.runs import read_runs
 
@@ -199,7 +199,7 @@ def test_a_folder_is_no_place_for_the_page(runs: list[Path], tmp_path: Path) -> 
 
 def test_a_file_is_no_folder_for_the_page(runs: list[Path], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match="cannot write"):
+    with pytest.raises(DataError, match="cannot write"):
         write_html(read_runs(runs), tmp_path / "file" / "r.html")
 
 

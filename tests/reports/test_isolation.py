@@ -37,7 +37,7 @@ try:
 except ConfigError as error:
     print(error)
 ours = {name for name in sys.modules if name.startswith("crossbatch.")}
-ALLOWED = tuple(f"crossbatch.{name}" for name in ("reports", "bootstrap", "errors", "documents"))
+ALLOWED = tuple(f"crossbatch.{name}" for name in ("reports", "bootstrap", "errors", "files"))
 foreign = sorted(n for n in ours if not n.startswith(ALLOWED))
 print(foreign)
 """

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from crossbatch.config import Recipe
-from crossbatch.documents import file_checksum
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import file_checksum
 from crossbatch.reproduce.design import Design
 from crossbatch.reproduce.experiments import Request, keep, write
 from crossbatch.reproduce.folder import GridFolder

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from crossbatch.adapters.missing import needs
-from crossbatch.data.folder import atomic_folder
 from crossbatch.errors import ConfigError
+from crossbatch.files import atomic_folder
 
 with needs("hf"):
     import pyarrow as pa

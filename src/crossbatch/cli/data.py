@@ -83,12 +83,12 @@ def prepare(
     Example: crossbatch prepare clicks.parquet --user user_id --item sku --time ts
     --items products.parquet --out shop
     """
-    from crossbatch.data.folder import check_free
     from crossbatch.data.prepare import prepare as run
     from crossbatch.data.prepare.options import PrepareOptions
     from crossbatch.data.readers import ReadOptions, open_source
+    from crossbatch.files import check_target
 
-    check_free(out, overwrite=overwrite)
+    check_target(out, overwrite=overwrite)
     reading = ReadOptions(
         user=user,
         item=item,

@@ -47,7 +47,7 @@ def state(folder: Path) -> Iterator[Finding]:
 
 def files(folder: Path) -> Iterator[Finding]:
     """The checksums that a finished run lists."""
-    from crossbatch.documents import CHECKSUMS, verify_checksums
+    from crossbatch.files import CHECKSUMS, verify_checksums
 
     try:
         verify_checksums(folder)

@@ -11,8 +11,8 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import ConfigError
+from crossbatch.files import write_file
 from crossbatch.reports.curves import colors_of, training_plots
-from crossbatch.reports.output import write_whole
 from crossbatch.reports.svg import COLORS, DASHES
 from crossbatch.reports.tables import Comparison, compare, metric_name
 from crossbatch.reports.ticks import log_ticks, short
@@ -193,5 +193,5 @@ def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
         # No creation date: the same runs give the same bytes.
         metadata = {"CreationDate": None} if kind == "pdf" else {"Software": None}
         figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
-        paths.append(write_whole(folder / f"{name}.{kind}", buffer.getvalue()))
+        paths.append(write_file(folder / f"{name}.{kind}", buffer.getvalue()))
     return paths

@@ -13,10 +13,11 @@ import hashlib
 from html import escape
 from typing import TYPE_CHECKING
 
+from crossbatch.files import write_file
 from crossbatch.reports import cells, svg
 from crossbatch.reports.curves import colors_of, diagnostic_plots, training_plots
 from crossbatch.reports.markup import figure, fold, plot_figure
-from crossbatch.reports.output import package_file, write_whole
+from crossbatch.reports.output import package_file
 from crossbatch.reports.results import result_bars, result_tables
 from crossbatch.reports.sections import (
     configuration_section,
@@ -48,7 +49,7 @@ TERMS = {
 
 def write_html(runs: Sequence[Run], out: Path) -> Path:
     """Write the page; the file appears whole or not at all."""
-    return write_whole(out, render(runs, out).encode("utf-8"))
+    return write_file(out, render(runs, out).encode("utf-8"))
 
 
 def render(runs: Sequence[Run], out: Path) -> str:

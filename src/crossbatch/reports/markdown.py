@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from crossbatch.files import write_file
 from crossbatch.reports import cells, summary
-from crossbatch.reports.output import write_whole
 from crossbatch.reports.tables import TABLE_NOTE, Comparison, Row, compare, metric_name
 from crossbatch.reports.variants import Variant, group_runs, telling_settings
 
@@ -24,7 +24,7 @@ SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 def write_markdown(runs: Sequence[Run], out: Path) -> Path:
     """Write the report; the file appears whole or not at all."""
-    return write_whole(out, render(runs).encode("utf-8"))
+    return write_file(out, render(runs).encode("utf-8"))
 
 
 def render(runs: Sequence[Run]) -> str:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from crossbatch.files import write_file
 from crossbatch.reports import svg
-from crossbatch.reports.output import package_file, write_whole
+from crossbatch.reports.output import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +43,7 @@ def write_panels(plots: Sequence[Plot], path: Path, *, columns: int) -> Path:
         Panel(plot.title, svg.line_chart(plot, frame), frame.width, frame.height) for plot in plots
     ]
     legend = {line.label: line.color for plot in plots for line in plot.lines}
-    return write_whole(path, arrange(panels, columns=columns, legend=legend).encode("utf-8"))
+    return write_file(path, arrange(panels, columns=columns, legend=legend).encode("utf-8"))
 
 
 def arrange(panels: Sequence[Panel], *, columns: int, legend: Mapping[str, int]) -> str:

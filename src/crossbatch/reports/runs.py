@@ -19,8 +19,8 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from crossbatch.documents import read_document, verify_checksums
 from crossbatch.errors import DataError
+from crossbatch.files import read_document, verify_checksums
 from crossbatch.reports.journal import Journal, number, read_journal
 
 RUN_FILES = ("config.json", "journal.jsonl", "result.json")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-from crossbatch.documents import read_document
 from crossbatch.evaluation.baselines import evaluate_baselines
-from crossbatch.reports.output import write_whole
+from crossbatch.files import read_document, write_document
 from crossbatch.training.outcome import finite, in_paper
 
 if TYPE_CHECKING:
@@ -42,4 +40,4 @@ def measure_baselines(dataset: Dataset, recipe: Recipe, out: Path) -> Path:
             for name, evaluation in found.items()
         }
     }
-    return write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+    return write_document(path, document)

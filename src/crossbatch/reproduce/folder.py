@@ -9,14 +9,12 @@ trained and kept with the records.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from crossbatch.documents import read_document
 from crossbatch.errors import DataError
-from crossbatch.reports.output import write_whole
+from crossbatch.files import read_document, write_document
 from crossbatch.reports.runs import RUN_FILES, Run, read_run
 
 if TYPE_CHECKING:
@@ -110,8 +108,7 @@ class GridFolder:
 
     def remember(self, **facts: Any) -> None:
         """Write facts into `grid.json`, over what it says of them."""
-        text = json.dumps(self.about | facts, indent=1) + "\n"
-        write_whole(self.path / "grid.json", text.encode())
+        write_document(self.path / "grid.json", self.about | facts)
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.path / name

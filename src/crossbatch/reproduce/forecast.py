@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crossbatch.documents import read_document
+from crossbatch.files import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
-from crossbatch.documents import read_document
 from crossbatch.errors import ConfigError
+from crossbatch.files import read_document
 from crossbatch.reproduce import worker
 from crossbatch.training.assemble import resolve
 from crossbatch.training.run_folder import changed_keys, in_use

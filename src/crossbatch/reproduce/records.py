@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from crossbatch.reports.output import write_whole
+from crossbatch.files import write_file
 from crossbatch.reports.runs import PER_USER_FILE
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def keep_records(folder: GridFolder, out: Path) -> list[Path]:
     for name in FILES:
         source = folder.path / name
         if source.is_file():
-            written.append(write_whole(out / name, source.read_bytes()))
+            written.append(write_file(out / name, source.read_bytes()))
     for part in PARTS:
         if not (folder.path / part).is_dir():
             continue
@@ -60,16 +60,16 @@ def keep_records(folder: GridFolder, out: Path) -> list[Path]:
 
 def _keep_run(run: Run, out: Path) -> Path:
     dataset = {**run.config.get("dataset", {}), "path": run.dataset_name}  # not where it lay
-    write_whole(out / "config.json", _json({**run.config, "dataset": dataset}))
+    write_file(out / "config.json", _json({**run.config, "dataset": dataset}))
     lines = b"".join(_json(event) for event in thinned(run.journal.events))
-    write_whole(out / "journal.jsonl", lines)
+    write_file(out / "journal.jsonl", lines)
     columns: dict[str, Any] = {f"test_{key}": run.per_user(key) for key in PER_USER}
     known = {name: values for name, values in columns.items() if values is not None}
     if known:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **known)
-        write_whole(out / PER_USER_FILE, buffer.getvalue())
-    write_whole(out / "result.json", _json(run.result))  # last: with it a record is finished
+        write_file(out / PER_USER_FILE, buffer.getvalue())
+    write_file(out / "result.json", _json(run.result))  # last: with it a record is finished
     return out
 
 

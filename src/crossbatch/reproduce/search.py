@@ -16,11 +16,10 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from crossbatch.documents import read_document, seal_is_broken, verify_checksums
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import read_document, seal_is_broken, verify_checksums, write_file
 from crossbatch.reports.cells import NOTHING
 from crossbatch.reports.markdown import pipe_table
-from crossbatch.reports.output import write_whole
 from crossbatch.reports.variants import MODEL_NAMES
 from crossbatch.reproduce.design import (
     ITEM_GRADIENTS,
@@ -215,7 +214,7 @@ def write_search(design: Design, folder: GridFolder) -> list[Path]:
     text = settings_toml(best, metric)
     return [
         *write_sheet(folder, Sheet("search", "Search for settings", parts, rows)),
-        write_whole(folder.path / "settings.toml", text.encode()),
+        write_file(folder.path / "settings.toml", text.encode()),
     ]
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from crossbatch.documents import sealed
+from crossbatch.files import sealed, write_document, write_file
 from crossbatch.reports.markdown import literal
-from crossbatch.reports.output import write_whole
 from crossbatch.reports.panels import write_panels
 
 if TYPE_CHECKING:
@@ -65,9 +64,9 @@ def write_sheet(folder: GridFolder, sheet: Sheet) -> list[Path]:
     document = {"experiment": sheet.name} | folder.about | {"rows": sheet.rows}
     document = sealed(json.loads(json.dumps(document)))  # keys as they will be read
     return [
-        write_whole(out / f"{sheet.name}.md", page.encode()),
-        write_whole(out / f"{sheet.name}.csv", _csv(sheet.rows).encode()),
-        write_whole(out / f"{sheet.name}.json", (json.dumps(document, indent=1) + "\n").encode()),
+        write_file(out / f"{sheet.name}.md", page.encode()),
+        write_file(out / f"{sheet.name}.csv", _csv(sheet.rows).encode()),
+        write_document(out / f"{sheet.name}.json", document),
         *drawn,
     ]
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from crossbatch.files import write_file
 from crossbatch.reports import cells, svg
 from crossbatch.reports.curves import colors_of
 from crossbatch.reports.markdown import literal, pipe_table
-from crossbatch.reports.output import write_whole
 from crossbatch.reports.panels import Panel, arrange
 from crossbatch.reports.results import GAIN_REACH, MARKS_NOTE, gain_bars
 from crossbatch.reports.tables import TABLE_NOTE, Comparison, Estimate, Row, compare, metric_name
@@ -73,7 +73,7 @@ def _draw_gains(comparison: Comparison, folder: GridFolder) -> list[Path]:
     if not panels:
         return []
     path = folder.path / "figures" / "gain.svg"
-    written = [write_whole(path, arrange(panels, columns=3, legend={}).encode())]
+    written = [write_file(path, arrange(panels, columns=3, legend={}).encode())]
     if find_spec("matplotlib"):
         from crossbatch.reports.figures import draw_gains
 

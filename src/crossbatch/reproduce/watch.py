@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Protocol
 
-from crossbatch.documents import read_document
+from crossbatch.files import read_document
 from crossbatch.reproduce.forecast import Forecast, in_words
 
 if TYPE_CHECKING:

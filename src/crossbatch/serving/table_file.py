@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import atomic_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,9 +66,8 @@ def table_file(
             flush()
         if not written:
             raise DataError(f"there was nothing to write to {out}")
-        whole = parts / f"whole{out.suffix}"
-        SINKS[out.suffix](pl.scan_parquet(written), whole)
-        whole.replace(out)
+        with atomic_file(out) as whole:
+            SINKS[out.suffix](pl.scan_parquet(written), whole)
     except pl.exceptions.PolarsError as error:  # which hides what the operating system said
         raise OSError(f"{out} could not be written: {error}") from None
     finally:

@@ -6,17 +6,23 @@ tensors, document = load_newest(folder)
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from crossbatch.data.renaming import put_in_place, sync_entry
-from crossbatch.documents import SEAL, read_document, seal_is_broken, sealed
 from crossbatch.errors import DataError
+from crossbatch.files import (
+    SEAL,
+    file_crc32,
+    put_in_place,
+    read_document,
+    seal_is_broken,
+    sealed,
+    sync_path,
+    write_document,
+)
 from crossbatch.training.distributed.table_files import (
     FOLDER as TABLES,
 )
@@ -25,7 +31,7 @@ from crossbatch.training.distributed.table_files import (
     save_tables,
     whole_tables,
 )
-from crossbatch.training.tensor_files import file_crc32, save_tensors
+from crossbatch.training.tensor_files import save_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,13 +68,12 @@ def save(
     try:
         listed = save_tables(tables, partial)
         if listed:
-            sync_entry(partial / TABLES)
+            sync_path(partial / TABLES)
         save_tensors(partial / TENSORS, tensors)
-        sync_entry(partial / TENSORS)
+        sync_path(partial / TENSORS)
         facts = {"format": FORMAT, "crc32": file_crc32(partial / TENSORS), "tables": listed}
-        document = sealed(facts | document)
-        write_durably(partial / DOCUMENT, json.dumps(document, indent=1).encode())
-        sync_entry(partial)
+        write_document(partial / DOCUMENT, sealed(facts | document))
+        sync_path(partial)
         put_in_place(partial, path, replace=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -125,24 +130,3 @@ def prune(folder: Path, keep: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob(".step-*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def write_durably(path: Path, payload: bytes) -> None:
-    """Write a file whose bytes are on disk when this returns."""
-    with path.open("wb") as file:
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def json_bytes(document: dict[str, Any] | list[Any]) -> bytes:
-    """A document as `write_json` writes it."""
-    return (json.dumps(document, indent=1) + "\n").encode()
-
-
-def write_json(path: Path, document: dict[str, Any] | list[Any]) -> None:
-    """Replace a JSON file at once: readers see the old or the new one, never a part."""
-    partial = path.with_name(f".{path.name}.partial")
-    write_durably(partial, json_bytes(document))
-    partial.replace(path)
-    sync_entry(path.parent)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crossbatch.documents import SEAL, seal_is_broken
 from crossbatch.errors import DataError
+from crossbatch.files import SEAL, seal_is_broken
 from crossbatch.training.advice import Advice
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import torch
 
 from crossbatch.evaluation import encode_items
 from crossbatch.evaluation.recommenders import evaluation_mode
+from crossbatch.files import write_document
 from crossbatch.retrieval import ExactIndex
-from crossbatch.training import checkpoint
 from crossbatch.training.assemble import pick_device
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def write_examples(path: Path, model: object, dataset: Dataset, recipe: Recipe) 
             batch.history, batch.targets, top.item_ids, top.scores, strict=True
         )
     ]
-    checkpoint.write_json(path, examples)
+    write_document(path, examples)
 
 
 def _known(history: torch.Tensor) -> list[int]:

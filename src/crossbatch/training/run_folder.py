@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from crossbatch.config import Recipe, filled
-from crossbatch.documents import CHECKSUMS, file_checksum, read_document, verify_checksums
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import (
+    CHECKSUMS,
+    document_bytes,
+    file_checksum,
+    read_document,
+    verify_checksums,
+    write_document,
+)
 from crossbatch.models import MODELS
 from crossbatch.negatives import SAMPLERS
 from crossbatch.training import checkpoint
@@ -132,7 +139,7 @@ class RunFolder:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write `config.json`."""
-        checkpoint.write_json(self.path / "config.json", config)
+        write_document(self.path / "config.json", config)
 
     def journal(self, length: int) -> Journal:
         """The journal, of which `length` bytes are kept."""
@@ -148,15 +155,15 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Finish: list the checksums of what has none of its own, then write `result.json`."""
-        content = checkpoint.json_bytes(result)
+        content = document_bytes(result)
         listed = {
             path.relative_to(self.path).as_posix(): file_checksum(path)
             for pattern in CHECKED_FILES
             for path in sorted(self.path.glob(pattern))
         }
         listed["result.json"] = hashlib.sha256(content).hexdigest()
-        checkpoint.write_json(self.path / CHECKSUMS, listed)
-        checkpoint.write_json(self.path / "result.json", result)
+        write_document(self.path / CHECKSUMS, listed)
+        write_document(self.path / "result.json", result)
         self.drop_checkpoints()
 
     def save_checkpoint(

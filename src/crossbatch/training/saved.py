@@ -15,10 +15,10 @@ import numpy as np
 
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
-from crossbatch.documents import read_document, verify_checksums
 from crossbatch.errors import DataError
 from crossbatch.evaluation import Popularity, evaluate, evaluate_recommender
 from crossbatch.evaluation.baselines import BASELINES
+from crossbatch.files import read_document, verify_checksums
 from crossbatch.training import checkpoint
 from crossbatch.training.assemble import build_towers
 from crossbatch.training.distributed.ranking import evaluate_together

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from crossbatch.documents import sealed
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import sealed
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training.advice import Advice, advise, is_auto
 from crossbatch.training.assemble import build_trainer, pick_device, resolve

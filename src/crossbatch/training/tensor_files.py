@@ -1,8 +1,7 @@
-"""Files of tensors, written straight from memory, and the checksum that vouches for them."""
+"""Safetensors files, written straight from memory."""
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-PIECE = 1 << 20
-
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors, straight from their own memory: a copy of tables may be a gigabyte."""
@@ -24,12 +21,3 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file(plain, path)
     except SafetensorError as error:  # which hides what the operating system said
         raise OSError(f"{path} could not be written: {error}") from None
-
-
-def file_crc32(path: Path) -> int:
-    """CRC-32 of a file, a piece at a time."""
-    crc32 = 0
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            crc32 = zlib.crc32(piece, crc32)
-    return crc32

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from crossbatch.errors import ConfigError
-from crossbatch.reports.output import write_whole
+from crossbatch.files import write_file
 from crossbatch.training.run_folder import flat
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class MLflow:
         started = self._mlflow.start_run(run_name=self._run.name)
         config = json.loads((self._run / "config.json").read_text())
         self._mlflow.log_params(flat(config))
-        write_whole(remembered, f"{started.info.run_id}\n".encode())  # once the run is complete
+        write_file(remembered, f"{started.info.run_id}\n".encode())  # once the run is complete
 
 
 TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}

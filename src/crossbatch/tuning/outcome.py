@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from crossbatch.files import write_file
 from crossbatch.reports.cells import NOTHING
 from crossbatch.reports.markdown import pipe_table
-from crossbatch.reports.output import write_whole
 from crossbatch.reproduce.folder import GridFolder
 from crossbatch.reproduce.sheet import Sheet, write_sheet
 from crossbatch.tuning.toml_text import recipe_toml
@@ -41,7 +41,7 @@ def write_outcome(study: optuna.Study, recipe: Recipe, out: Path) -> list[Path]:
             f"  crossbatch train {BEST} --data DATASET --out RUN"
         )
         text = recipe_toml(recipe.changed(best.user_attrs["overrides"]), comment)
-        written.append(write_whole(out / BEST, text.encode()))
+        written.append(write_file(out / BEST, text.encode()))
     return written
 
 

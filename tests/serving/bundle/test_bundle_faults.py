@@ -177,5 +177,5 @@ def test_feature_files_cannot_point_elsewhere(content_bundle, tmp_path):
 
 def test_other_folders_are_no_bundles(shop, id_run, tmp_path):
     for folder in (shop.path, id_run, tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(BundleError, match="is no bundle"):
+        with pytest.raises(BundleError, match="is not a bundle"):
             open_bundle(folder)

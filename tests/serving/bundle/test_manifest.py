@@ -103,7 +103,7 @@ def test_a_link_out_of_the_folder_is_refused(folder):
         ("", "not valid JSON"),
         ("{", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
-        ("[]", "not the manifest"),
+        ("[]", "not a JSON object"),
         ("{}", "not the manifest"),
         ('{"format_version": 1, "files": {}}', "not the manifest"),
         ('{"kind": "crossbatch bundle", "format_version": 99}', "bundle format 99"),
@@ -119,11 +119,11 @@ def test_foreign_manifests(folder, text, message):
 def test_a_folder_without_one_says_how_to_make_one(tmp_path):
     with pytest.raises(BundleError, match="crossbatch export RUN"):
         read_manifest(tmp_path)
-    with pytest.raises(BundleError, match="is no bundle"):
+    with pytest.raises(BundleError, match="is not a bundle"):
         read_manifest(tmp_path / "nowhere")
 
 
 def test_a_huge_manifest_is_not_read(folder, monkeypatch):
-    monkeypatch.setattr("crossbatch.serving.bundle.manifest.MAX_MANIFEST_BYTES", 100)
-    with pytest.raises(BundleError, match="not the manifest"):
+    monkeypatch.setattr("crossbatch.files.MAX_DOCUMENT_BYTES", 100)
+    with pytest.raises(BundleError, match="is larger than"):
         read_manifest(folder)

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from crossbatch.documents import sealed
 from crossbatch.errors import DataError
+from crossbatch.files import file_crc32, sealed
 from crossbatch.training import checkpoint
 from crossbatch.training.distributed.table_files import FOLDER, load_tables
 from crossbatch.training.tensor_files import save_tensors
@@ -61,7 +61,7 @@ def vouch(path) -> None:
     document = json.loads((path / checkpoint.DOCUMENT).read_text())
     del document["seal"]
     files = (path / FOLDER).iterdir()
-    document["tables"] = {file.name: checkpoint.file_crc32(file) for file in files}
+    document["tables"] = {file.name: file_crc32(file) for file in files}
     (path / checkpoint.DOCUMENT).write_text(json.dumps(sealed(document)))
 
 

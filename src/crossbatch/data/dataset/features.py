@@ -6,7 +6,6 @@ all that is needed to encode new items in production, so that a bundle may simpl
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,8 @@ import polars as pl
 from crossbatch.data.dataset.arrays import map_array
 from crossbatch.data.dataset.encoders import ENCODERS, Encoded, Encoder
 from crossbatch.data.dataset.string_table import StringTable, write_strings
-from crossbatch.documents import read_document
 from crossbatch.errors import DataError
+from crossbatch.files import read_document, write_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +87,7 @@ def write_features(
             "num_values": encoded.num_values,
             "coverage": _coverage(series[padding:]),
         }
-    (folder / SCHEMA).write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
+    write_document(folder / SCHEMA, schema, indent=2)
     return summary
 
 

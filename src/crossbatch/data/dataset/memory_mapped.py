@@ -24,8 +24,8 @@ from crossbatch.data.dataset.consistency import check_sound
 from crossbatch.data.dataset.features import Feature, encode_table, read_encoders, read_features
 from crossbatch.data.dataset.string_table import KeyLookup, StringTable
 from crossbatch.data.folder import read_manifest
-from crossbatch.documents import is_as_written, listed_file
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import is_as_written, listed_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -18,7 +18,7 @@ from crossbatch.data import spark
 from crossbatch.data.dataset.arrays import ArrayReader
 from crossbatch.data.dataset.features import write_features
 from crossbatch.data.dataset.string_table import byte_order, write_strings
-from crossbatch.data.folder import atomic_folder, write_manifest
+from crossbatch.data.folder import write_manifest
 from crossbatch.data.prepare import local_engine
 from crossbatch.data.prepare.options import PrepareOptions
 from crossbatch.data.prepare.sampling_distribution import TrainingPositives, training_positives
@@ -26,8 +26,8 @@ from crossbatch.data.prepare.splits import SPLITS, Sequences, Split, write_split
 from crossbatch.data.progress import Progress, silent
 from crossbatch.data.readers.reading_errors import blamed
 from crossbatch.data.readers.source import Source, Tally
-from crossbatch.documents import file_checksum
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import atomic_folder, file_checksum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,19 +6,18 @@ items to them, so that users, items and interactions are exactly as many as aske
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from crossbatch.data.folder import atomic_folder
 from crossbatch.data.readers.source import Column, Source, Tally
 from crossbatch.data.synthetic.catalogue import MIN_COUNT, Catalogue, item_keys, item_table, stock
 from crossbatch.data.synthetic.item_assignment import permuted, places_in_group, spread_repeats
 from crossbatch.data.synthetic.topic_visits import TOPICS, Walk, walk
 from crossbatch.errors import ConfigError
+from crossbatch.files import atomic_folder, write_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +98,7 @@ def write_raw(options: SynthOptions, out: Path, *, overwrite: bool = False) -> N
     """
     log = SyntheticLog(options)
     with atomic_folder(out, overwrite=overwrite, marker=GENERATED) as folder:
-        (folder / GENERATED).write_text(json.dumps(asdict(options)) + "\n", encoding="utf-8")
+        write_document(folder / GENERATED, asdict(options))
         (folder / "interactions").mkdir()
         for number, batch in enumerate(log.batches(Tally())):
             named = batch.rename({"time": "timestamp"})

@@ -22,10 +22,10 @@ import polars as pl
 import torch
 
 from crossbatch.data.dataset.features import encode_table
-from crossbatch.data.folder import check_free
 from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import DataError
 from crossbatch.evaluation import encode_items
+from crossbatch.files import check_target
 from crossbatch.retrieval import IVFIndex
 from crossbatch.serving.bundle import graph as graphs
 from crossbatch.serving.bundle.catalogue import all_items
@@ -91,7 +91,7 @@ def add_items(
     Raises:
         DataError: If the items cannot be added.
     """
-    check_free(Path(out), overwrite=overwrite, marker=MANIFEST)
+    check_target(Path(out), overwrite=overwrite, marker=MANIFEST)
     progress("items", 0, None)
     keys = _new_keys(bundle, items, key)
     titles = items[title].cast(pl.String).fill_null("").to_list() if title in items else [""]
@@ -130,7 +130,7 @@ def remove_items(
     Raises:
         DataError: If a key is unknown, or nothing that was trained would be left.
     """
-    check_free(Path(out), overwrite=overwrite, marker=MANIFEST)
+    check_target(Path(out), overwrite=overwrite, marker=MANIFEST)
     progress("items", 0, None)
     ids = bundle.item_ids(keys)
     if unknown := [name for name, item in zip(keys, ids, strict=True) if not item]:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from crossbatch.data.folder import check_free
 from crossbatch.data.progress import Progress, silent
-from crossbatch.documents import read_document
 from crossbatch.evaluation import encode_items
+from crossbatch.files import check_target, read_document
 from crossbatch.serving.bundle import open_bundle
 from crossbatch.serving.bundle import towers as stored_towers
 from crossbatch.serving.bundle.catalogue import all_items
@@ -70,7 +69,7 @@ def export_bundle(
     run, out = Path(run), Path(out)
 
     def opened() -> SavedRun:
-        check_free(out, overwrite=overwrite, marker=MANIFEST)
+        check_target(out, overwrite=overwrite, marker=MANIFEST)
         progress("items", 0, None)
         return open_run(run, data=data)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from crossbatch.data.dataset.features import SCHEMA, read_encoders
-from crossbatch.documents import read_document
+from crossbatch.files import read_document, write_document
 from crossbatch.models import FeatureTable
 from crossbatch.serving.bundle.manifest import BundleError
 
@@ -34,7 +34,7 @@ def copy_schema(source: Path, target: Path, names: Sequence[str]) -> None:
     schema = json.loads((source / SCHEMA).read_text(encoding="utf-8"))
     target.mkdir(parents=True)
     kept = {name: schema[name] for name in names}
-    (target / SCHEMA).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    write_document(target / SCHEMA, kept)
     for entry in kept.values():
         for path in sorted(source.glob(f"{entry['stem']}.vocabulary.*")):
             shutil.copyfile(path, target / path.name)

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from crossbatch.documents import document_checksum, file_checksum
 from crossbatch.errors import DataError
+from crossbatch.files import (
+    document_checksum,
+    file_checksum,
+    files_below,
+    listed_file,
+    read_document,
+    write_file,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MANIFEST = "bundle.json"
 KIND = "crossbatch bundle"
 FORMAT_VERSION = 1
 MAPPED = ".npy"  # files of this kind are mapped, never parsed beyond NumPy's plain header
-MAX_MANIFEST_BYTES = 16 << 20
 
 
 class BundleError(DataError):
@@ -33,17 +41,14 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
         facts: What else to record; JSON.
     """
     files = {
-        path.relative_to(folder).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": file_checksum(path),
-        }
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
+        name: {"bytes": path.stat().st_size, "sha256": file_checksum(path)}
+        for name, path in files_below(folder).items()
+        if path.name != MANIFEST
     }
     body = {"kind": KIND, "format_version": FORMAT_VERSION, **facts, "files": files}
     manifest = {"checksum": document_checksum(body), **body}
     text = json.dumps(manifest, indent=1, allow_nan=False, ensure_ascii=False)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    write_file(folder / MANIFEST, f"{text}\n".encode())
     return manifest
 
 
@@ -54,18 +59,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         BundleError: If there is none, or it was altered, or is of another version.
     """
     path = folder / MANIFEST
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_MANIFEST_BYTES + 1)
-        manifest = json.loads(text) if len(text) <= MAX_MANIFEST_BYTES else None
-    except OSError:
+    if not path.is_file():
         raise BundleError(
-            f"{folder} is no bundle (no {MANIFEST}): make one with `crossbatch export RUN --out "
+            f"{folder} is not a bundle (no {MANIFEST}): make one with `crossbatch export RUN --out "
             f"{folder.name}`"
-        ) from None
-    except (ValueError, RecursionError):
-        raise BundleError(f"{path} is not valid JSON: the bundle is damaged, export anew") from None
-    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
+        )
+    try:
+        manifest = read_document(path, "the bundle is damaged, export it again")
+    except DataError as error:
+        raise BundleError(str(error)) from None
+    if manifest.get("kind") != KIND:
         raise BundleError(f"{path} is not the manifest of a crossbatch bundle")
     if manifest.get("format_version") != FORMAT_VERSION:
         raise BundleError(
@@ -91,13 +94,14 @@ def verify_files(folder: Path, manifest: dict[str, Any], *, everything: bool) ->
             not in the manifest.
     """
     listed = {MANIFEST, *manifest["files"]}
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in listed and name[0] != ".":
+    for name in files_below(folder):
+        if name not in listed and name[0] != ".":
             raise BundleError(f"{folder} holds {name}, of which its manifest knows nothing")
     hashed: dict[Path, str] = {}
     for name, entry in manifest["files"].items():
-        path = _inside(folder, name)
+        path = listed_file(folder, name)
+        if path is None:
+            raise BundleError(f"{folder / MANIFEST} lists {name!r}, which is no file of the bundle")
         if not path.is_file():
             raise BundleError(f"{folder} lacks {name}: the bundle is incomplete, export anew")
         size = path.stat().st_size
@@ -115,19 +119,3 @@ def verify_files(folder: Path, manifest: dict[str, Any], *, everything: bool) ->
                 raise BundleError(
                     f"{path} was altered: its checksum does not match the manifest, export anew"
                 )
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a listed file, which must lie in the bundle itself."""
-    parts = PurePosixPath(name).parts
-    plain = (
-        bool(parts)
-        and name == "/".join(parts)
-        and ".." not in parts
-        and "\\" not in name
-        and "\0" not in name
-    )
-    path = folder / name
-    if not plain or name.startswith("/") or not path.resolve().is_relative_to(folder.resolve()):
-        raise BundleError(f"{folder / MANIFEST} lists {name!r}, which is no file of the bundle")
-    return path

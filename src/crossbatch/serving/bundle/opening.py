@@ -16,7 +16,7 @@ import torch
 
 from crossbatch.config import Recipe
 from crossbatch.data.dataset.features import encode_table
-from crossbatch.documents import read_document
+from crossbatch.files import read_document
 from crossbatch.retrieval import ExactIndex, IVFIndex
 from crossbatch.serving.bundle import towers as stored_towers
 from crossbatch.serving.bundle.catalogue import StoredCatalogue
@@ -165,7 +165,7 @@ def open_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
             their sizes and every smaller file always are.
 
     Raises:
-        BundleError: If it is no bundle, incomplete, altered, or of another format version.
+        BundleError: If it is not a bundle, incomplete, altered, or of another format version.
     """
     folder = Path(path)
     manifest = read_manifest(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from crossbatch.data.folder import atomic_folder
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import atomic_folder, write_document
 from crossbatch.retrieval import IVFIndex, choose_index
 from crossbatch.retrieval.choice import LIST, measure, tune
 from crossbatch.serving.bundle import graph as graphs
@@ -170,8 +169,8 @@ def _write_parts(folder: Path, contents: Contents) -> None:
     copy_schema(contents.features / "items", folder / ITEMS, contents.config.item_features)
     copy_schema(contents.features / "users", folder / USERS, contents.config.user_features)
     config = {"model": asdict(contents.config), "history_length": contents.history_length}
-    _write_json(folder / CONFIG, config)
-    _write_json(folder / METRICS, contents.metrics)
+    write_document(folder / CONFIG, config)
+    write_document(folder / METRICS, contents.metrics)
 
 
 def _write_graphs(
@@ -206,7 +205,3 @@ def _facts(contents: Contents) -> dict[str, Any]:
         "dim": contents.vectors.shape[1],
         "origin": contents.origin,
     }
-
-
-def _write_json(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

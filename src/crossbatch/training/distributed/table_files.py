@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 
-from crossbatch.data.renaming import sync_entry
 from crossbatch.errors import DataError
+from crossbatch.files import file_crc32, sync_path
 from crossbatch.training.distributed.ranks import Ranks
 from crossbatch.training.distributed.start import together
-from crossbatch.training.tensor_files import file_crc32, save_tensors
+from crossbatch.training.tensor_files import save_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def save_tables(tables: dict[str, ShardedTable], checkpoint: Path) -> dict[str, 
     def write() -> int:
         path.parent.mkdir(exist_ok=True)
         save_tensors(path, {f"{key}@{first}": rows for key, first, rows in _own_rows(tables)})
-        sync_entry(path)
+        sync_path(path)
         return file_crc32(path)
 
     written = {path.name: together(ranks, write)}
