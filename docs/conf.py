@@ -1,7 +1,7 @@
-"""How the documentation site is built: `make docs` writes it to build/site, warnings are errors.
+"""Sphinx configuration of the documentation site; `make docs` builds it in build/site.
 
-The pages are plain Markdown that also reads well without the site. Nothing is loaded from a
-network: no fonts, no scripts, no formulas from elsewhere.
+The pages are plain Markdown that can also be read without the site. The site loads nothing from
+the network: fonts and scripts are local.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Puts every command of `crossbatch` where a page says `%commands%`, from the command line itself.
+"""Replaces `%commands%` in a page by a section for each command, made from the command line itself.
 
-A page can then neither miss an option nor describe one that is gone.
+The page therefore always lists the options that exist.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
     from sphinx.application import Sphinx
 
-PLACE = "%commands%"
+MARKER = "%commands%"
 
 
 def setup(sphinx: Sphinx) -> dict[str, bool]:
-    """Let Sphinx call us for each page that it reads."""
+    """Register the replacement for each page that Sphinx reads."""
     sphinx.connect("source-read", _insert)
     return {"parallel_read_safe": True}
 
 
 def _insert(_sphinx: Sphinx, _page: str, source: list[str]) -> None:
-    if PLACE in source[0]:
+    if MARKER in source[0]:
         root = typer.main.get_command(crossbatch)
-        source[0] = source[0].replace(PLACE, "\n".join(_describe("crossbatch", root)))
+        source[0] = source[0].replace(MARKER, "\n".join(_describe("crossbatch", root)))
 
 
 def _describe(name: str, command: Any) -> Iterator[str]:

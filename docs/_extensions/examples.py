@@ -1,4 +1,4 @@
-"""Shows the indented examples of module docstrings as Python, which is what they are."""
+"""Highlights the indented examples of module docstrings as Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def setup(sphinx: Sphinx) -> dict[str, bool]:
-    """Let Sphinx call us for each docstring."""
+    """Register the change for each docstring that autodoc reads."""
     sphinx.connect("autodoc-process-docstring", _mark)
     return {"parallel_read_safe": True}
 

@@ -1,9 +1,9 @@
-"""The documentation's drawings: the pipeline, the logits of a batch, the bank, the item gradient.
+"""Draws the diagrams of the documentation: the pipeline, the logits of a batch, item gradients.
 
     python docs/pictures/draw.py         # writes *.svg beside this file; a test compares them
 
-Each drawing is a list of shapes. Colours and letters are those of the reports, so a drawing follows
-the reader's light or dark setting.
+Each drawing is a list of shapes. It shares the reports' colours and fonts, and so follows the
+reader's light or dark setting.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def force(css: str, x: float, y: float, length: float) -> str:
 
 
 def pipeline() -> str:
-    """From a log file to a page: folders on disk, and the packages between them."""
+    """The folders on disk from a log to answers, the packages between them, and a training step."""
     folders = [
         (16, "log, item table", "CSV, Parquet, …"),
         (200, "dataset", "memory-mapped"),
@@ -131,7 +131,7 @@ def pipeline() -> str:
 
 
 def logits() -> str:
-    """Rows are users; columns are the batch's items and the bank's."""
+    """The logits of a batch: rows are users, columns the items of the batch and the bank."""
     batch, bank = 6, 14
     grid = [["c0 light"] * batch + ["c1 light"] * bank for _ in range(batch)]
     for i in range(batch):
@@ -163,7 +163,7 @@ def logits() -> str:
 
 
 def forces() -> str:
-    """The pull and the push that a batch's items get, under three item gradients."""
+    """Pull and push on the items of a batch, for three kinds of item gradient."""
     cases = [
         ("in-batch", 1.0, 1.0, "pull = push", "vectors stay spread"),
         ("bank, as published", 1.0, 0.12, "most of the push is gone", "items drift together"),

@@ -1,6 +1,6 @@
-"""The documentation's plots of real runs: what log q does, how stale a bank is, what starves items.
+"""Plots of real runs for the concept pages: log-q correction, staleness of a bank, item gradients.
 
-    python docs/pictures/measure.py OUT          # trains what OUT lacks: a few minutes
+    python docs/pictures/measure.py OUT          # trains the runs that OUT lacks: minutes
 
 Writes `logq.svg`, `staleness.svg` and `balance.svg` beside this file.
 """
@@ -22,7 +22,7 @@ from crossbatch.reports.plot import Line, Mark, Plot
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parents[1] / "recipes" / "demo.toml"
-TYPES, ITEMS, BATCH, STEPS = 16, 300, 64, 6000  # the small world of `logq`
+TYPES, ITEMS, BATCH, STEPS = 16, 300, 64, 6000  # the simulation of `logq`
 RUNS = {
     "in-batch": ['sampler={name="in_batch"}'],
     "as published": ["sampler.item_gradient=paper"],
@@ -34,31 +34,36 @@ WARMUP = 200  # of the recipe
 
 
 def learned_scores(*, corrected: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Train on draws from a known p(item | type of user), `[TYPES, ITEMS]`, in-batch alone.
+    """Train with in-batch negatives on draws from a known p(item | type of user).
 
     Returns:
-        The scores learned, the true log p, both centred by row, and the popularity `[ITEMS]`.
+        Learned scores and true log p, both `[TYPES, ITEMS]` and centred by row; popularity
+        `[ITEMS]`.
     """
     generator = torch.Generator().manual_seed(0)
     taste = torch.randn(TYPES, ITEMS, generator=generator)
     zipf = torch.arange(1, ITEMS + 1).float().reciprocal()
-    law = (taste.exp() * zipf).div((taste.exp() * zipf).sum(1, keepdim=True))  # p(item | type)
-    popularity = law.mean(0)
+    weights = taste.exp() * zipf
+    probability = weights / weights.sum(1, keepdim=True)  # p(item | type)
+    popularity = probability.mean(0)
     scores = torch.zeros(ITEMS, TYPES, requires_grad=True)  # an item's vector is its score by type
     optimizer = torch.optim.Adam([scores], lr=0.02)
     for step in range(STEPS):
         optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / STEPS)
         types = torch.randint(TYPES, (BATCH,), generator=generator)
-        ids = torch.multinomial(law[types], 1, generator=generator).squeeze(1)
+        ids = torch.multinomial(probability[types], 1, generator=generator).squeeze(1)
         users = torch.nn.functional.one_hot(types, TYPES).float()
         log_q = popularity[ids].log() if corrected else torch.zeros(BATCH)
         batch = Candidates(scores[ids], ids, log_q)
         optimizer.zero_grad()
         sampled_softmax_loss(users, batch, batch).backward()
         optimizer.step()
-    learned, true = scores.detach().T, law.log()
-    weights = popularity / popularity.sum()
-    return learned - (learned @ weights)[:, None], true - (true @ weights)[:, None], popularity
+    learned, true = scores.detach().T, probability.log()
+    return (
+        learned - (learned @ popularity)[:, None],
+        true - (true @ popularity)[:, None],
+        popularity,
+    )
 
 
 def draw_logq() -> None:
@@ -77,7 +82,7 @@ def draw_logq() -> None:
 
 
 def train_runs(out: Path) -> dict[str, Path]:
-    """The demo's recipe once for each entry of `RUNS`, 1,500 steps; finished runs are kept."""
+    """Train the demo's recipe for 1,500 steps for each entry of `RUNS`; finished runs are kept."""
     if not (out / "dataset").exists():
         prepare(
             synthetic_source(SynthOptions(seed=7)), out / "dataset", PrepareOptions(cold_items=0.05)
@@ -93,7 +98,7 @@ def train_runs(out: Path) -> dict[str, Path]:
 
 
 def draw_runs(folders: dict[str, Path]) -> None:
-    """Health and quality of the three item gradients; staleness of three bank sizes."""
+    """Draw the three item gradients (collapse, recall) and the staleness of three bank sizes."""
     gradients = {label: label for label in ("in-batch", "as published", "balanced")}
     sizes = {
         "M = 256": "balanced, M = 256",
@@ -118,7 +123,7 @@ def draw_runs(folders: dict[str, Path]) -> None:
 def journal_plot(
     title: str, y_label: str, folders: dict[str, Path], runs: dict[str, str], kind: str, *path: str
 ) -> Plot:
-    """A number of the journals by step, a line for each run: label on the plot, key of `RUNS`."""
+    """Plot one value of the journals by step, a line for each run (label → key of `RUNS`)."""
     lines = []
     for color, (label, run) in enumerate(runs.items()):
         journal = read_journal(folders[run] / "journal.jsonl")

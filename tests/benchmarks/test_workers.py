@@ -1,4 +1,4 @@
-"""Processes that step when told."""
+"""Worker processes of the step benchmark: timing, turns and failures."""
 
 import sys
 from pathlib import Path
@@ -41,10 +41,10 @@ def test_cpu_time_counts_work_and_not_waiting(worker):
     for name in ("busy", "idle"):
         worker.prepare(name, 1, 9.0)
     cpu, wall = worker.steps("busy", 10)
-    assert cpu == pytest.approx(0.002, rel=0.5)
-    assert wall >= 0.002
-    cpu, wall = worker.steps("idle", 10)
-    assert cpu < 0.001 < wall
+    assert 0.002 <= cpu <= 1.01 * wall  # the two clocks differ a little
+    idle_cpu, idle_wall = worker.steps("idle", 10)
+    assert idle_wall >= 0.002
+    assert idle_cpu < cpu / 2
 
 
 def test_rows_take_turns(worker):
