@@ -11,7 +11,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from crossbatch.reports.output import package_file
+from crossbatch.reports.svg import package_file
 
 HERE = Path(__file__).parent
 STYLE = """

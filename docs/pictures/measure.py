@@ -17,8 +17,8 @@ from crossbatch.data import PrepareOptions, prepare
 from crossbatch.data.synthetic import SynthOptions, synthetic_source
 from crossbatch.negatives import Candidates, sampled_softmax_loss
 from crossbatch.reports.journal import Curve, read_journal
-from crossbatch.reports.panels import write_panels
-from crossbatch.reports.plot import Line, Mark, Plot
+from crossbatch.reports.plots import Line, Mark, Plot
+from crossbatch.reports.svg import write_panels
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parents[1] / "recipes" / "demo.toml"

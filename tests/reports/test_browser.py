@@ -13,9 +13,9 @@ import pytest
 
 from crossbatch.reports.html import write_html
 from crossbatch.reports.journal import Curve
-from crossbatch.reports.panels import write_panels
-from crossbatch.reports.plot import Line, Mark, Plot
+from crossbatch.reports.plots import Line, Mark, Plot
 from crossbatch.reports.runs import read_runs
+from crossbatch.reports.svg import write_panels
 
 if TYPE_CHECKING:
     from pathlib import Path

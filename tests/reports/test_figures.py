@@ -7,7 +7,7 @@ import pytest
 
 from crossbatch.errors import ConfigError
 from crossbatch.reports import figures
-from crossbatch.reports.curves import training_plots
+from crossbatch.reports.plots import training_plots
 from crossbatch.reports.runs import read_runs
 from crossbatch.reports.variants import group_runs
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from crossbatch.reports.comparison import Comparison, Row, compare
 from crossbatch.reports.runs import read_runs
-from crossbatch.reports.tables import Comparison, Row, compare
 
 if TYPE_CHECKING:
     from pathlib import Path

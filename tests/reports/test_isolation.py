@@ -43,7 +43,7 @@ print(foreign)
 """
 
 
-def test_numpy_and_the_standard_library_are_enough(make_run: MakeRun, tmp_path: Path) -> None:
+def test_numpy_and_jinja2_are_enough(make_run: MakeRun, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = [str(make_run("a", per_user={"recall@50": [0.1, 0.2]})), str(out)]
     done = subprocess.run(

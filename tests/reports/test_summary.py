@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from crossbatch.reports import summary
+from crossbatch.reports.comparison import compare
 from crossbatch.reports.runs import read_runs
-from crossbatch.reports.tables import compare
 
 from .conftest import MakeRun, run_config, toy_journal
 

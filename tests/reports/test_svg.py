@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from crossbatch.reports.journal import Curve
-from crossbatch.reports.plot import Line, Mark, Plot
-from crossbatch.reports.svg import COLORS, LARGE, SMALL, Bar, Frame, bar_chart, dash, line_chart
+from crossbatch.reports.plots import Bar, BarChart, Line, Mark, Plot
+from crossbatch.reports.svg import COLORS, LARGE, SMALL, Frame, bar_chart, dash, line_chart
 
 HOSTILE = "</text><script>alert(1)</script>\"'&"
 
@@ -87,7 +87,7 @@ def test_odd_ranges_are_drawn(y: tuple[float, ...]) -> None:
 def test_hostile_names_stay_text() -> None:
     charts = [
         line_chart(plot(line((1.0, 2.0), HOSTILE))),
-        bar_chart([Bar(HOSTILE, 1.0, HOSTILE)], HOSTILE),
+        bar_chart(BarChart(HOSTILE, [Bar(HOSTILE, 1.0, HOSTILE)])),
     ]
     for svg in charts:
         assert elements(svg, "script") == []
@@ -102,7 +102,9 @@ def test_a_screen_reader_hears_where_each_line_ends() -> None:
 
 
 def test_bars_are_as_long_as_their_values_and_start_at_zero() -> None:
-    svg = bar_chart([Bar("a", 2.0, "2"), Bar("b", 4.0, "4"), Bar("c", -2.0, "-2")], "bars")
+    svg = bar_chart(
+        BarChart("bars", [Bar("a", 2.0, "2"), Bar("b", 4.0, "4"), Bar("c", -2.0, "-2")])
+    )
     a, b, c = ((float(e.get("x", "0")), float(e.get("width", "0"))) for e in elements(svg, "rect"))
     assert b[1] == pytest.approx(2 * a[1], abs=0.2)
     assert c[1] == pytest.approx(a[1], abs=0.2)
@@ -112,7 +114,9 @@ def test_bars_are_as_long_as_their_values_and_start_at_zero() -> None:
 def test_reach_keeps_specks_small() -> None:
     speck = [Bar("a", 1e-6, "0")]
     alone, reached = (
-        float(elements(bar_chart(speck, "bars", reach=reach), "rect")[0].get("width", "0"))
+        float(
+            elements(bar_chart(BarChart("bars", speck, reach=reach)), "rect")[0].get("width", "0")
+        )
         for reach in ((), (-1.0, 1.0))
     )
     assert alone > 100
@@ -120,7 +124,7 @@ def test_reach_keeps_specks_small() -> None:
 
 
 def test_whiskers_span_the_interval() -> None:
-    svg = bar_chart([Bar("a", 2.0, "2", 0, (1.0, 4.0)), Bar("b", 4.0, "4")], "bars")
+    svg = bar_chart(BarChart("bars", [Bar("a", 2.0, "2", 0, (1.0, 4.0)), Bar("b", 4.0, "4")]))
     whisker = next(e for e in elements(svg, "path") if e.get("class") == "whisker")
     low, high = map(float, re.match(r"M([\d.]+) [\d.]+H([\d.]+)", whisker.get("d", "")).groups())  # type: ignore[union-attr]
     rects = [(float(e.get("x", "0")), float(e.get("width", "0"))) for e in elements(svg, "rect")]
@@ -162,7 +166,7 @@ def test_intervals_are_drawn_and_fit() -> None:
 
 
 def test_bars_have_a_scale() -> None:
-    svg = bar_chart([Bar("a", 4.0, "4")], "bars")
+    svg = bar_chart(BarChart("bars", [Bar("a", 4.0, "4")]))
     ticks = {
         e.text: float(e.get("x", "0")) for e in elements(svg, "text") if e.get("class") == "tick"
     }

@@ -2,7 +2,7 @@
 
     write_figures(runs, Path("figures"))    # recall.png, recall.pdf, ndcg.png, …, gain.pdf
 
-The lines are those of the HTML page (`curves.py`): one panel per model, one colour per sampler.
+The lines are those of the HTML page (`plots.py`): one panel per model, one colour per sampler.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import ConfigError
 from crossbatch.files import write_file
-from crossbatch.reports.curves import colors_of, training_plots
+from crossbatch.reports.axis import log_ticks, short
+from crossbatch.reports.comparison import Comparison, compare
+from crossbatch.reports.formatting import metric_name
+from crossbatch.reports.plots import colors_of, training_plots
 from crossbatch.reports.svg import COLORS, DASHES
-from crossbatch.reports.tables import Comparison, compare, metric_name
-from crossbatch.reports.ticks import log_ticks, short
 from crossbatch.reports.variants import group_runs
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import XAxis, YAxis
     from matplotlib.figure import Figure
 
-    from crossbatch.reports.plot import Plot
+    from crossbatch.reports.plots import Plot
     from crossbatch.reports.runs import Run
 
 FORMATS = ("png", "pdf")

@@ -2,6 +2,7 @@
 
     write_html(runs, Path("report.html"))
 
+`templates/report.html` holds the markup and escapes every text; this module prepares what it shows.
 The page forbids itself every request by a content security policy; its one script is named there
 by hash, so a hostile title could not run even if it were not escaped.
 """
@@ -10,33 +11,26 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from html import escape
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from crossbatch.files import write_file
-from crossbatch.reports import cells, svg
-from crossbatch.reports.curves import colors_of, diagnostic_plots, training_plots
-from crossbatch.reports.markup import figure, fold, plot_figure
-from crossbatch.reports.output import package_file
-from crossbatch.reports.results import result_bars, result_tables
-from crossbatch.reports.sections import (
-    configuration_section,
-    environment_section,
-    examples_section,
-    runs_section,
-    summary_section,
-)
-from crossbatch.reports.tables import Comparison, compare
-from crossbatch.reports.variants import group_runs
+from crossbatch.reports import formatting, plots, summary, svg
+from crossbatch.reports.comparison import MARKS_NOTE, TABLE_NOTE, Comparison, Row, compare
+from crossbatch.reports.formatting import NOTHING, metric_name
+from crossbatch.reports.journal import number
+from crossbatch.reports.variants import Variant, differing_keys, group_runs, telling_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from crossbatch.reports.runs import Run
 
-OPEN_DIAGNOSTICS = 2  # with more runs than this, their diagnostics start folded
-
+MAX_EXAMPLES = 6
 TERMS = {
     "Recall@k": "share of a user's held-out items among the first k, averaged over users.",
     "NDCG@k": "textbook: gain 1 / log2(rank + 1), ideal over min(number of held-out items, k).",
@@ -56,90 +50,188 @@ def render(runs: Sequence[Run], out: Path) -> str:
     """The whole page as text.
 
     Args:
-        runs: what to show, in this order.
-        out: where the page will lie, for the links to the run folders.
+        runs: What to show, in this order.
+        out: Where the page will lie, for the links to the run folders.
     """
-    comparison = compare(runs)
-    sections = {
-        name: (title, lead, inside)
-        for name, title, lead, inside in _sections(runs, comparison, out)
-        if inside
+    page = Environment(
+        loader=PackageLoader("crossbatch.reports"), autoescape=True, undefined=StrictUndefined
+    )
+    page.filters |= {
+        name: getattr(formatting, name)
+        for name in ("amount", "count", "gain", "percent", "seeds", "verdict")
     }
-    style, script = package_file("chart.css") + package_file("page.css"), package_file("page.js")
-    links = "".join(
-        f'<li><a href="#{name}">{escape(title)}</a></li>'
-        for name, (title, _, _) in sections.items()
-    )
-    body = "".join(
-        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">'
-        f'{escape(title)}</h2><p class="lead">{escape(lead)}</p>{inside}</section>'
-        for name, (title, lead, inside) in sections.items()
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">'
-        f"<title>{escape(_title(comparison))}</title><style>{style}</style></head><body>"
-        '<a class="skip" href="#main">Skip to the report</a><div class="page">'
-        f"<header><h1>{escape(_title(comparison))}</h1>"
-        '<button type="button" id="theme" hidden>Light / dark</button>'
-        f"<p>{escape(_subtitle(runs, comparison))}</p></header>"
-        f'<nav aria-label="Sections"><ul>{links}</ul></nav><main id="main">{body}</main>'
-        "<footer>Written by <code>crossbatch report</code> from run folders; every number can be "
-        "recomputed from them.</footer>"
-        f"</div><script>{script}</script></body></html>\n"
+    comparison, variants = compare(runs), group_runs(runs)
+    script = svg.package_file("page.js")
+    return page.get_template("report.html").render(
+        title=_title(comparison),
+        subtitle=_subtitle(runs, comparison),
+        policy=_policy(script),
+        style=Markup(svg.package_file("chart.css") + svg.package_file("page.css")),  # noqa: S704 (ours)
+        script=Markup(script),  # noqa: S704 (ours)
+        runs=runs,
+        comparison=comparison,
+        definitions=TERMS,
+        **_summary(comparison, runs),
+        **_results(comparison),
+        **_charts(comparison, variants),
+        **_settings(variants),
+        **_runs(runs, comparison.headline, out),
     )
 
 
-def _sections(
-    runs: Sequence[Run], comparison: Comparison, out: Path
-) -> list[tuple[str, str, str, str]]:
-    """Name, title, lead and inside of every section, in the order of the page."""
-    variants = group_runs(runs)
-    bars = result_bars(comparison, colors_of(variants))
-    results = result_tables(comparison)
-    if bars:
-        results += f'<h3>At a glance</h3><div class="figures pair">{bars}</div>'
-    plots = "".join(plot_figure(plot) for plot in training_plots(variants, comparison.headline))
-    curves = f'<div class="figures">{plots}</div>' if plots else ""
+def _summary(comparison: Comparison, runs: Sequence[Run]) -> dict[str, Any]:
+    return {
+        "facts": summary.facts(comparison, runs),
+        "caveats": summary.caveats(comparison, runs),
+        "warnings": summary.warnings(runs),
+    }
+
+
+def _results(comparison: Comparison) -> dict[str, Any]:
+    """Rows by data set and model, and the best mean of each column."""
+    tables: dict[str, dict[str, list[Row]]] = {name: {} for name in comparison.datasets}
+    best: dict[tuple[str, str], float] = {}
+    for row in comparison.rows:
+        if row.dataset not in tables:
+            continue
+        model = row.model if row.variant else "Baselines"
+        tables[row.dataset].setdefault(model, []).append(row)
+        for key, value in row.metrics.items():
+            best[row.dataset, key] = max(value.mean, best.get((row.dataset, key), 0.0))
+    return {
+        "tables": tables,
+        "best": best,
+        "result_heads": [
+            "Seeds",
+            "Avg. time\ns / 1000\nsteps",
+            "Conv.\ntime\nminutes",
+            *(_broken_name(key) for key in comparison.table_metrics),
+            *(f"Gain over\nin-batch\n{_broken_name(key)}" for key in comparison.gain_metrics),
+        ],
+        "metric_heads": [_broken_name(key) for key in comparison.metrics],
+        "table_note": TABLE_NOTE,
+        "marks_note": MARKS_NOTE,
+    }
+
+
+def _broken_name(metric: str) -> str:
+    return metric_name(metric).replace(" (", "\n(")
+
+
+def _charts(comparison: Comparison, variants: Sequence[Variant]) -> dict[str, Any]:
+    """Bars of the results, curves of all runs, and diagnostics of each."""
+    colors = plots.colors_of(variants)
+    health = []
+    for variant in variants:
+        for run in variant.runs:
+            found = plots.diagnostic_plots(run, colors[variant.sampler_name])
+            if found:
+                note = f"{variant.label} · {run.status} · {run.steps:,} steps"
+                charts = [_figure(plot, svg.line_chart(plot, svg.SMALL)) for plot in found]
+                health.append((run, note, charts))
+    return {
+        "bars": [
+            _figure(chart, svg.bar_chart(chart)) for chart in plots.result_bars(comparison, colors)
+        ],
+        "charts": [
+            _figure(plot, svg.line_chart(plot), {line.label: line.color for line in plot.lines})
+            for plot in plots.training_plots(variants, comparison.headline)
+        ],
+        "health": health,
+    }
+
+
+def _figure(
+    chart: plots.Plot | plots.BarChart, drawn: str, legend: Mapping[str, int] = {}
+) -> dict[str, Any]:
+    return {
+        "title": chart.title,
+        "note": chart.note,
+        "svg": Markup(drawn),  # noqa: S704 (svg.py escapes all texts)
+        "legend": [
+            {"label": label, "css": svg.series_class(color), "dash": svg.dash(color)}
+            for label, color in legend.items()
+        ],
+    }
+
+
+def _settings(variants: Sequence[Variant]) -> dict[str, Any]:
+    differing = differing_keys([variant.options for variant in variants])
+    shared = {k: value for k, value in variants[0].options.items() if k not in differing}
+    return {
+        "variants": variants,
+        "differing": telling_settings(variants),
+        "shared": shared,
+    }
+
+
+def _runs(runs: Sequence[Run], metric: str, out: Path) -> dict[str, Any]:
+    """Every run with its own numbers and a link to its folder, its examples, and its machine."""
+    machines: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for run in runs:
+        if key := tuple(_environment(run).items()):
+            machines.setdefault(key, []).append(run.name)
+    return {
+        "test_head": f"Test {metric_name(metric)}, %" if metric else "Test",
+        "run_rows": [(run, _link(run, out), _run_texts(run, metric)) for run in runs],
+        "example_users": [
+            (run, [_example(user) for user in run.examples[:MAX_EXAMPLES]])
+            for run in runs
+            if run.examples
+        ],
+        "machines": [(names, dict(machine)) for machine, names in machines.items()],
+    }
+
+
+def _link(run: Run, out: Path) -> str:
+    relative = os.path.relpath(run.path.resolve(), out.resolve().parent)
+    return quote(Path(relative).as_posix()) + "/"
+
+
+def _run_texts(run: Run, metric: str) -> list[str]:
+    start = run.journal.of("start")
+    started = str(start[0].get("time") or "")[:16].replace("T", " ") if start else ""
+    value, interval = run.metrics().get(metric), run.interval(metric)
+    best = number(run.result.get("best_step"))
+    test = NOTHING if value is None else f"{100 * value:.2f}"
+    if value is not None and interval is not None:
+        test += f" [{100 * interval[0]:.2f}, {100 * interval[1]:.2f}]"
     return [
-        ("summary", "Summary", "", summary_section(comparison, runs)),
-        ("results", "Results", "", results),
-        ("curves", "Curves", "One line per run; a dot marks its best evaluation.", curves),
-        ("diagnostics", "Diagnostics", "What each run wrote about its health.", _health(runs)),
-        (
-            "examples",
-            "Examples",
-            "✓ marks what the user really chose next.",
-            examples_section(runs),
-        ),
-        ("configuration", "Configuration", "", configuration_section(variants)),
-        ("runs", "Runs", "", runs_section(runs, comparison.headline, out)),
-        ("environment", "Environment", "", environment_section(runs)),
-        ("terms", "Terms", "", _terms()),
+        run.status,
+        NOTHING if run.seed is None else str(run.seed),
+        started or NOTHING,
+        f"{run.steps:,}",
+        NOTHING if best is None else f"{best:,.0f}",
+        test,
     ]
 
 
-def _health(runs: Sequence[Run]) -> str:
-    parts = []
-    variants = group_runs(runs)
-    for variant in variants:
-        color = colors_of(variants)[variant.sampler_name]
-        for run in variant.runs:
-            plots = diagnostic_plots(run, color)
-            charts = "".join(
-                figure(plot.title, plot.note, svg.line_chart(plot, svg.SMALL)) for plot in plots
-            )
-            if charts:
-                inside = f'<div class="multiples">{charts}</div>'
-                note = f"{variant.label} · {run.status} · {run.steps:,} steps"
-                parts.append(fold(run.name, note, inside, is_open=len(runs) <= OPEN_DIAGNOSTICS))
-    return "".join(parts)
+def _environment(run: Run) -> dict[str, str]:
+    start = run.journal.of("start")
+    found = run.config.get("environment") or (start[0].get("environment") if start else None)
+    values = found if isinstance(found, Mapping) else {}
+    version = {"crossbatch": str(run.config["version"])} if "version" in run.config else {}
+    return version | {
+        str(key): NOTHING if value is None else str(value) for key, value in values.items()
+    }
 
 
-def _terms() -> str:
-    items = "".join(f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in TERMS.items())
-    return f'<dl class="terms">{items}</dl>'
+def _example(example: Mapping[str, Any]) -> dict[str, Any]:
+    """A user's history, list and targets as texts, whatever the file holds."""
+    ranked = example.get("recommended")
+    entries = ranked if isinstance(ranked, list) else []
+    fields = [entry if isinstance(entry, Mapping) else {"title": entry} for entry in entries]
+    return {
+        "history": _titles(example.get("history")),
+        "targets": _titles(example.get("targets")),
+        "recommended": [
+            (str(field.get("title", "")), number(field.get("score"))) for field in fields
+        ],
+    }
+
+
+def _titles(values: object) -> list[str]:
+    return [str(value) for value in values] if isinstance(values, list) else []
 
 
 def _title(comparison: Comparison) -> str:
@@ -149,7 +241,10 @@ def _title(comparison: Comparison) -> str:
 
 def _subtitle(runs: Sequence[Run], comparison: Comparison) -> str:
     configurations = sum(row.variant is not None for row in comparison.rows)
-    parts = [cells.count(len(runs), "run"), cells.count(configurations, "configuration")]
+    parts = [
+        formatting.count(len(runs), "run"),
+        formatting.count(configurations, "configuration"),
+    ]
     sizes = {
         (run.result.get("num_users"), run.result.get("num_items")) for run in runs if run.finished
     }

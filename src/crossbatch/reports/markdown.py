@@ -9,8 +9,9 @@ import re
 from typing import TYPE_CHECKING
 
 from crossbatch.files import write_file
-from crossbatch.reports import cells, summary
-from crossbatch.reports.tables import TABLE_NOTE, Comparison, Row, compare, metric_name
+from crossbatch.reports import formatting, summary
+from crossbatch.reports.comparison import TABLE_NOTE, Comparison, Row, compare
+from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.variants import Variant, group_runs, telling_settings
 
 if TYPE_CHECKING:
@@ -72,12 +73,12 @@ def _results(rows: Sequence[Row], comparison: Comparison) -> str:
     lines = [
         [
             row.model,
-            row.sampler or cells.NOTHING,
-            cells.seeds(row),
-            cells.amount(row.seconds_per_1000_steps),
-            cells.amount(row.convergence_minutes),
-            *(cells.percent(row.metrics.get(key)) for key in comparison.table_metrics),
-            *(cells.gain(row.gains.get(key)) for key in gains),
+            row.sampler or formatting.NOTHING,
+            formatting.seeds(row),
+            formatting.amount(row.seconds_per_1000_steps),
+            formatting.amount(row.convergence_minutes),
+            *(formatting.percent(row.metrics.get(key)) for key in comparison.table_metrics),
+            *(formatting.gain(row.gains.get(key)) for key in gains),
         ]
         for row in rows
     ]
@@ -89,7 +90,7 @@ def _settings(variants: Sequence[Variant]) -> list[str]:
     if not keys:
         return []
     lines = [
-        [variant.label, *(variant.options.get(key, cells.NOTHING) for key in keys)]
+        [variant.label, *(variant.options.get(key, formatting.NOTHING) for key in keys)]
         for variant in variants
     ]
     return ["## Settings that differ", _table(["Configuration", *keys], lines, words=1 + len(keys))]
@@ -99,8 +100,8 @@ def _runs(runs: Sequence[Run], metric: str) -> str:
     lines = []
     for run in runs:
         value = run.metrics().get(metric)
-        test = cells.NOTHING if value is None else f"{100 * value:.2f}"
-        seed = cells.NOTHING if run.seed is None else str(run.seed)
+        test = formatting.NOTHING if value is None else f"{100 * value:.2f}"
+        seed = formatting.NOTHING if run.seed is None else str(run.seed)
         lines.append([run.name, run.status, seed, f"{run.steps:,}", test])
     heads = ["Run", "State", "Seed", "Steps", f"Test {metric_name(metric)}" if metric else "Test"]
     return _table(heads, lines, words=2)

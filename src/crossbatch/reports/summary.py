@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crossbatch.reports import cells
+from crossbatch.reports import formatting
+from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.journal import number
-from crossbatch.reports.tables import Comparison, Row, metric_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from crossbatch.reports.comparison import Comparison, Row
     from crossbatch.reports.runs import Run
 
 FEW_SEEDS = 3
@@ -38,18 +39,18 @@ def facts(comparison: Comparison, runs: Sequence[Run]) -> list[Fact]:
         return found
     if rows:
         best = max(rows, key=lambda row: row.metrics[metric].mean)
-        value = f"{cells.percent(best.metrics[metric])} %"
+        value = f"{formatting.percent(best.metrics[metric])} %"
         found.insert(0, Fact(f"Best test {metric_name(metric)}", value, best.label))
     gains = [row for row in rows if metric in row.gains]
     if gains:
         top = max(gains, key=lambda row: row.gains[metric].relative)
         detail = f"{top.label}{_interval(top, metric)}"
-        value = f"{cells.signed(top.gains[metric].relative)} %"
+        value = f"{formatting.signed(top.gains[metric].relative)} %"
         found.insert(1, Fact(f"Largest gain over in-batch, {metric_name(metric)}", value, detail))
     timed = [row for row in comparison.rows if row.seconds_per_1000_steps]
     if timed:
         fastest = min(timed, key=_seconds)
-        value = f"{cells.amount(fastest.seconds_per_1000_steps)} s"
+        value = f"{formatting.amount(fastest.seconds_per_1000_steps)} s"
         found.append(Fact("Fastest 1000 steps", value, fastest.label))
     return found
 
@@ -78,7 +79,7 @@ def warnings(runs: Sequence[Run]) -> list[str]:
     sentences = []
     for messages in kinds.values():
         name, message = next(iter(messages.items()))
-        many = f"{cells.count(len(messages), 'run')}, first " if len(messages) > 1 else ""
+        many = f"{formatting.count(len(messages), 'run')}, first " if len(messages) > 1 else ""
         sentences.append(f"{many}{name}: {message}")
     return sentences
 
@@ -94,7 +95,7 @@ def _interval(row: Row, metric: str) -> str:
     interval = row.gains[metric].interval
     if interval is None:
         return ""
-    low, high = (cells.signed(bound) for bound in interval)
+    low, high = (formatting.signed(bound) for bound in interval)
     return f", 95 % interval {low} to {high}"
 
 
@@ -162,8 +163,8 @@ def _seeds(comparison: Comparison) -> list[str]:
     if not few or compared < 2:
         return []
     return [
-        f"{cells.count(len(few), 'configuration')} of {compared} ran with fewer than {FEW_SEEDS} "
-        "seeds: differences of a few per cent may be chance."
+        f"{formatting.count(len(few), 'configuration')} of {compared} ran with fewer than "
+        f"{FEW_SEEDS} seeds: differences of a few per cent may be chance."
     ]
 
 
@@ -188,4 +189,4 @@ def _several_datasets(comparison: Comparison) -> list[str]:
 def _names(names: Sequence[str], limit: int = 3, noun: str = "other run") -> str:
     shown = ", ".join(names[:limit])
     rest = len(names) - limit
-    return f"{shown} and {cells.count(rest, noun)}" if rest > 0 else shown
+    return f"{shown} and {formatting.count(rest, noun)}" if rest > 0 else shown

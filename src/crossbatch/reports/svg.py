@@ -5,26 +5,35 @@ serves light, dark and print. Every text from a run folder is escaped.
 
     line_chart(plot)                    # 400 × 280
     line_chart(plot, SMALL)             # a small multiple
-    bar_chart([Bar("In-batch", 11.6)], unit="%")
+    bar_chart(chart)                    # horizontal bars from zero
+    write_panels(plots, Path("figures/drift.svg"), columns=3)
+
+The last one writes a file that stands alone, in a README, in the docs or in a paper: it carries the
+charts' style, follows the reader's light or dark setting, and has one legend below all panels.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from crossbatch.reports.axis import Axis
-from crossbatch.reports.ticks import exact, limits, short
+from crossbatch.files import write_file
+from crossbatch.reports.axis import Axis, exact, limits, short
+from crossbatch.reports.plots import BarChart, Plot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-    from crossbatch.reports.plot import Line, Mark, Plot
+    from crossbatch.reports.plots import Bar, Line, Mark
 
 COLORS = 8
 BAR_WIDTH, BAR_ROW, BAR_FOOT = 440, 40, 26  # pixels: a bar chart, a bar, the axis below all bars
 DASHES = ("", "6 3", "2 3")  # a ninth line takes the first colour again, but dashed
+GAP, HEAD, ENTRY = 24, 26, 20  # pixels between panels, for a title, for a line of the legend
+LETTER = 7.2  # mean width of a legend's letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +70,6 @@ SMALL = Frame(
 PANEL = Frame(tooltips=0)  # of a file that is shown as an image
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One horizontal bar; the whisker spans `interval`."""
-
-    label: str
-    value: float
-    text: str
-    color: int | None = None  # None is the neutral colour of baselines
-    interval: tuple[float, float] | None = None
-
-
 def line_chart(plot: Plot, frame: Frame = LARGE) -> str:
     """Draw the lines of a plot; its title and note belong to the page around it."""
     x_values = [x for line in plot.lines for x in line.curve.x]
@@ -92,23 +90,15 @@ def line_chart(plot: Plot, frame: Frame = LARGE) -> str:
     return "".join(parts)
 
 
-def bar_chart(
-    bars: Sequence[Bar], description: str, *, reach: Sequence[float] = (), width: int = BAR_WIDTH
-) -> str:
-    """Horizontal bars from zero, each under its label, with its value at the end.
-
-    Args:
-        bars: from top to bottom.
-        description: what a screen reader says.
-        reach: values that must fit on the axis, so that specks do not look like pillars.
-        width: in pixels; the height follows from the bars.
-    """
-    left, right, row, foot = 4, 96, BAR_ROW, BAR_FOOT
-    values = [value for bar in bars for value in (bar.value, *(bar.interval or ()))]
-    x = Axis(*limits([*values, *reach], zero=True), left, width - right)
-    height = row * len(bars) + foot
+def bar_chart(chart: BarChart) -> str:
+    """Horizontal bars from zero, each under its label, with its value at the end."""
+    left, right, row, foot, width = 4, 96, BAR_ROW, BAR_FOOT, BAR_WIDTH
+    values = [value for bar in chart.bars for value in (bar.value, *(bar.interval or ()))]
+    x = Axis(*limits([*values, *chart.reach], zero=True), left, width - right)
+    height = row * len(chart.bars) + foot
     zero = x(0.0)
-    parts = [_svg_open(width, height, description, "bars")]
+    texts = "; ".join(f"{bar.label}: {bar.text}" for bar in chart.bars)
+    parts = [_svg_open(width, height, f"{chart.title}. {texts}", "bars")]
     base = height - foot + 4
     for tick in x.ticks(5):
         at = x(tick)
@@ -118,13 +108,21 @@ def bar_chart(
             f"{short(tick)}</text>"
         )
     parts.append(f'<line class="axis" x1="{zero:.1f}" x2="{zero:.1f}" y1="0" y2="{base}"/>')
-    parts += [_bar(bar, index * row, x, width - 4) for index, bar in enumerate(bars)]
+    parts += [_bar(bar, index * row, x, width - 4) for index, bar in enumerate(chart.bars)]
     return "".join([*parts, "</svg>"])
 
 
-def bar_size(bars: int) -> tuple[int, int]:
-    """Width and height of a chart of so many bars."""
-    return BAR_WIDTH, BAR_ROW * bars + BAR_FOOT
+def write_panels(charts: Sequence[Plot | BarChart], path: Path, *, columns: int) -> Path:
+    """Write charts as one SVG, `columns` in a row; the file appears whole or not at all."""
+    panels = [_panel(chart) for chart in charts]
+    lines = [line for chart in charts if isinstance(chart, Plot) for line in chart.lines]
+    legend = {line.label: line.color for line in lines}
+    return write_file(path, arrange(panels, columns=columns, legend=legend).encode("utf-8"))
+
+
+def package_file(name: str) -> str:
+    """Return the text of a style sheet or script beside the templates."""
+    return files("crossbatch.reports").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def series_class(color: int) -> str:
@@ -261,3 +259,74 @@ def _describe(plot: Plot) -> str:
         here, value = exact(line.curve.x[index]), exact(line.curve.y[index])
         ends.append(f"{name}: {word} {value} at {plot.x_label} {here}")
     return f"{plot.title}. " + "; ".join(ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One chart of a file: its title, its SVG, and its size in pixels."""
+
+    title: str
+    chart: str
+    width: int
+    height: int
+
+
+def _panel(chart: Plot | BarChart) -> Panel:
+    if isinstance(chart, Plot):
+        return Panel(chart.title, line_chart(chart, PANEL), PANEL.width, PANEL.height)
+    height = BAR_ROW * len(chart.bars) + BAR_FOOT
+    return Panel(chart.title, bar_chart(chart), BAR_WIDTH, height)
+
+
+def arrange(panels: Sequence[Panel], *, columns: int, legend: Mapping[str, int]) -> str:
+    """Panels in rows of `columns`, all cells as large as the largest, as one SVG document.
+
+    Args:
+        panels: From left to right, then down.
+        columns: In a row.
+        legend: Colour numbers by label; may be empty.
+    """
+    columns = min(columns, len(panels))
+    wide = max(panel.width for panel in panels) + GAP
+    high = max(panel.height for panel in panels) + HEAD + GAP
+    width = columns * wide + GAP
+    top = -(-len(panels) // columns) * high + GAP // 2
+    entries, below = _legend(legend, width)
+    height = top + below
+    size = f'width="{width}" height="{height}"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width} {height}" '
+        f'{size} role="img" aria-label="{escape("; ".join(panel.title for panel in panels))}">',
+        f"<style>{package_file('chart.css')}</style>",
+        f'<rect class="back" {size}/>',
+    ]
+    for index, panel in enumerate(panels):
+        left, above = GAP + index % columns * wide, GAP // 2 + index // columns * high
+        place = f'<svg overflow="visible" x="{left}" y="{above + HEAD}" '
+        place += f'width="{panel.width}" height="{panel.height}" '
+        parts.append(
+            f'<text class="title" x="{left}" y="{above + 16}">{escape(panel.title)}</text>'
+            + panel.chart.replace("<svg ", place, 1)
+        )
+    parts.append(f'<g transform="translate(0 {top})">{entries}</g></svg>\n')
+    return "".join(parts)
+
+
+def _legend(entries: Mapping[str, int], width: int) -> tuple[str, int]:
+    """The entries from left to right, on as many lines as they need; and the height of it."""
+    if not entries:
+        return "", 0
+    parts = []
+    x, row = float(GAP), 0
+    for label, color in entries.items():
+        size = 33 + LETTER * len(label) + 18
+        if x > GAP and x + size > width:
+            x, row = float(GAP), row + 1
+        y = 8 + row * ENTRY
+        parts.append(
+            f'<g class="{series_class(color)}"><line class="line" x1="{x:.0f}" '
+            f'x2="{x + 26:.0f}" y1="{y}" y2="{y}" stroke-dasharray="{dash(color)}"/>'
+            f'<text class="value" x="{x + 33:.0f}" y="{y + 4}">{escape(label)}</text></g>'
+        )
+        x += size
+    return "".join(parts), (row + 1) * ENTRY + 8

@@ -17,10 +17,10 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import DataError
-from crossbatch.reports import cells
-from crossbatch.reports.gains import Gains
+from crossbatch.reports import formatting
+from crossbatch.reports.comparison import Gains
+from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.markdown import literal, pipe_table
-from crossbatch.reports.tables import metric_name
 from crossbatch.reproduce import drift_rule
 from crossbatch.reproduce.folder import TITLES, GridFolder
 from crossbatch.reproduce.groups import (
@@ -111,7 +111,7 @@ def judge(model: str, groups: Sequence[Group], gains: Gains) -> dict[str, Any] |
             for group in [auto, *rivals]
         },
         "gains": {key: gain_numbers(found.get(key)) for key in METRICS},
-        "verdict": cells.verdict(found.get(metric)) or "unclear",
+        "verdict": formatting.verdict(found.get(metric)) or "unclear",
         "cpu": _ratio(auto.cpu(), mine["in_batch"].cpu() if "in_batch" in mine else None),
         "promised": _promised(auto.runs),
         "ceiling": {}
@@ -176,7 +176,7 @@ def _ratio(ours: float | None, theirs: float | None) -> float | None:
 
 
 def _times(value: float | None) -> str:
-    return cells.NOTHING if value is None else f"{value:.2f}"
+    return formatting.NOTHING if value is None else f"{value:.2f}"
 
 
 def _table(judged: Sequence[Mapping[str, Any]]) -> str:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from crossbatch.reports.curves import colors_of
+from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.journal import Curve
-from crossbatch.reports.plot import Line, Plot
-from crossbatch.reports.tables import metric_name
+from crossbatch.reports.plots import Line, Plot, colors_of
 from crossbatch.reports.variants import Variant, group_runs
 from crossbatch.reproduce.folder import GridFolder, place_of
 from crossbatch.reproduce.sheet import Figure, Sheet, run_link, write_sheet

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from crossbatch.errors import DataError
 from crossbatch.reports.markdown import literal, pipe_table
-from crossbatch.reports.plot import Line, Plot
+from crossbatch.reports.plots import Line, Plot
 from crossbatch.reproduce.probes import Probed, at_step, read_probes, warmup_marks
 from crossbatch.reproduce.sheet import Figure, Sheet, run_link, write_sheet
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.markdown import literal, pipe_table
-from crossbatch.reports.tables import metric_name
 from crossbatch.reproduce.groups import (
     best_of,
     gain_cell,
@@ -23,7 +23,7 @@ from crossbatch.reproduce.groups import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from crossbatch.reports.gains import Gains
+    from crossbatch.reports.comparison import Gains
     from crossbatch.reproduce.groups import Group
 
 METRIC, CLOSE = "ndcg@50", 0.01

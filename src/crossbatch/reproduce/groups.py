@@ -6,8 +6,8 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crossbatch.reports import cells
-from crossbatch.reports.gains import Gain
+from crossbatch.reports import formatting
+from crossbatch.reports.comparison import Gain
 from crossbatch.reports.markdown import literal
 from crossbatch.reports.variants import MODEL_NAMES, Variant
 from crossbatch.reproduce.folder import place_of
@@ -85,15 +85,15 @@ def gain_numbers(value: Gain | None) -> dict[str, float | None] | None:
 def gain_cell(value: Mapping[str, float | None] | None) -> str:
     """What `gain_numbers` returned, for a table."""
     if value is None or value["relative"] is None:
-        return cells.NOTHING
+        return formatting.NOTHING
     low, high = value["low"], value["high"]
     interval = None if low is None or high is None else (low, high)
-    return literal(cells.gain(Gain(value["relative"], interval)))
+    return literal(formatting.gain(Gain(value["relative"], interval)))
 
 
 def percent_cell(value: float | None) -> str:
     """For a table."""
-    return cells.NOTHING if value is None else f"{100 * value:.2f}"
+    return formatting.NOTHING if value is None else f"{100 * value:.2f}"
 
 
 def model_cell(model: str) -> str:

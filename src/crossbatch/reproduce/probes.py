@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.reports.journal import Curve, number
-from crossbatch.reports.plot import Mark
+from crossbatch.reports.plots import Mark
 from crossbatch.reports.variants import MODEL_NAMES
 from crossbatch.reproduce.folder import COLORS, TITLES, GridFolder, place_of
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import read_document, seal_is_broken, verify_checksums, write_file
-from crossbatch.reports.cells import NOTHING
+from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
 from crossbatch.reports.variants import MODEL_NAMES
 from crossbatch.reproduce.design import (

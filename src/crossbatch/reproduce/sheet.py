@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 from crossbatch.files import sealed, write_document, write_file
 from crossbatch.reports.markdown import literal
-from crossbatch.reports.panels import write_panels
+from crossbatch.reports.svg import write_panels
 
 if TYPE_CHECKING:
-    from crossbatch.reports.plot import Plot
+    from crossbatch.reports.plots import Plot
     from crossbatch.reports.runs import Run
     from crossbatch.reproduce.folder import GridFolder
 

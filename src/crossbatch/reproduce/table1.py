@@ -9,13 +9,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from crossbatch.files import write_file
-from crossbatch.reports import cells, svg
-from crossbatch.reports.curves import colors_of
+from crossbatch.reports import formatting
+from crossbatch.reports.comparison import MARKS_NOTE, TABLE_NOTE, Comparison, Estimate, Row, compare
+from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.markdown import literal, pipe_table
-from crossbatch.reports.panels import Panel, arrange
-from crossbatch.reports.results import GAIN_REACH, MARKS_NOTE, gain_bars
-from crossbatch.reports.tables import TABLE_NOTE, Comparison, Estimate, Row, compare, metric_name
+from crossbatch.reports.plots import colors_of, gain_chart
+from crossbatch.reports.svg import write_panels
 from crossbatch.reproduce import published
 from crossbatch.reproduce.folder import GridFolder, Place, place_of
 from crossbatch.reproduce.groups import gain_numbers
@@ -24,7 +23,7 @@ from crossbatch.reproduce.sheet import Sheet, run_links, write_sheet
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from crossbatch.reports.gains import Gain
+    from crossbatch.reports.comparison import Gain
 
 METRICS = (
     "recall@20", "ndcg_comirec@20", "recall@50", "ndcg_comirec@50", "ndcg@20", "ndcg@50",
@@ -62,18 +61,16 @@ def _draw_gains(comparison: Comparison, folder: GridFolder) -> list[Path]:
     """Bars of the gains with their intervals, one panel a model."""
     variants = [row.variant for row in comparison.rows if row.variant]
     colors, metric = colors_of(variants), comparison.headline
-    panels = []
+    charts = []
     for model in dict.fromkeys(variant.model_name for variant in variants):
         rows = [row for row in comparison.rows if row.model == model]
-        bars = gain_bars(metric, rows, colors)
-        if bars:
-            title = f"{model}: gain in {metric_name(metric)} over in-batch, %"
-            chart = svg.bar_chart(bars, title, reach=GAIN_REACH)
-            panels.append(Panel(title, chart, *svg.bar_size(len(bars))))
-    if not panels:
+        title = f"{model}: gain in {metric_name(metric)} over in-batch, %"
+        charts.append(gain_chart(title, metric, rows, colors))
+    drawn = [chart for chart in charts if chart.bars]
+    if not drawn:
         return []
     path = folder.path / "figures" / "gain.svg"
-    written = [write_file(path, arrange(panels, columns=3, legend={}).encode())]
+    written = [write_panels(drawn, path, columns=3)]
     if find_spec("matplotlib"):
         from crossbatch.reports.figures import draw_gains
 
@@ -88,11 +85,11 @@ def _ours(comparison: Comparison, folder: GridFolder) -> str:
     lines = [
         [
             *_names(row),
-            cells.amount(row.seconds_per_1000_steps),
-            cells.amount(row.cpu_seconds_per_1000_steps),
-            cells.amount(row.convergence_minutes),
+            formatting.amount(row.seconds_per_1000_steps),
+            formatting.amount(row.cpu_seconds_per_1000_steps),
+            formatting.amount(row.convergence_minutes),
             *(
-                _bold(cells.percent(row.metrics.get(key)), (row.label, key) in best)
+                _bold(formatting.percent(row.metrics.get(key)), (row.label, key) in best)
                 for key in METRICS
             ),
             run_links(row.runs, folder) or "[measured](baselines.json)",
@@ -113,7 +110,7 @@ def _gain_table(comparison: Comparison) -> str:
 
 
 def _names(row: Row) -> list[str]:
-    return [literal(row.model), literal(row.sampler) or cells.NOTHING]
+    return [literal(row.model), literal(row.sampler) or formatting.NOTHING]
 
 
 def _beside(comparison: Comparison) -> str:
@@ -129,9 +126,12 @@ def _beside(comparison: Comparison) -> str:
         if theirs is None:
             continue
         pairs = [
-            (cells.amount(row.seconds_per_1000_steps), f"{theirs.seconds_per_1000_steps:.1f}"),
-            (cells.amount(row.convergence_minutes), f"{theirs.convergence_minutes:.1f}"),
-            *((cells.percent(row.metrics.get(key)), f"{theirs.metric(key):.2f}") for key in BESIDE),
+            (formatting.amount(row.seconds_per_1000_steps), f"{theirs.seconds_per_1000_steps:.1f}"),
+            (formatting.amount(row.convergence_minutes), f"{theirs.convergence_minutes:.1f}"),
+            *(
+                (formatting.percent(row.metrics.get(key)), f"{theirs.metric(key):.2f}")
+                for key in BESIDE
+            ),
             *(_gains(row, place, key) for key in GAIN_METRICS[:2]),
         ]
         texts = [f"{literal(ours)} / {paper}" for ours, paper in pairs]
@@ -141,7 +141,7 @@ def _beside(comparison: Comparison) -> str:
 
 def _gains(row: Row, place: Place, key: str) -> tuple[str, str]:
     paper = published.gain(place.model, place.strategy, key)
-    theirs = cells.NOTHING if paper is None else f"{cells.signed(paper)} %"
+    theirs = formatting.NOTHING if paper is None else f"{formatting.signed(paper)} %"
     return _gain(row.gains.get(key)), theirs
 
 
@@ -190,7 +190,7 @@ def _bold(text: str, bold: bool) -> str:
 
 def _gain(value: Gain | None) -> str:
     marks = {"better": "▲ ", "worse": "▼ "}
-    return marks.get(cells.verdict(value), "") + cells.gain(value)
+    return marks.get(formatting.verdict(value), "") + formatting.gain(value)
 
 
 def _numbers(value: Estimate | None) -> dict[str, float | None] | None:

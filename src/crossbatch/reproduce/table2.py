@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import DataError
-from crossbatch.reports import cells
+from crossbatch.reports import formatting
+from crossbatch.reports.comparison import Estimate, estimate
+from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.journal import Curve
 from crossbatch.reports.markdown import literal, pipe_table
-from crossbatch.reports.plot import Line, Plot
-from crossbatch.reports.tables import Estimate, estimate, metric_name
+from crossbatch.reports.plots import Line, Plot
 from crossbatch.reports.variants import MODEL_NAMES
 from crossbatch.reproduce import published
 from crossbatch.reproduce.folder import COLORS, TITLES, GridFolder, place_of
@@ -112,7 +113,7 @@ def _table(entries: Sequence[Entry], folder: GridFolder) -> str:
             for key in METRICS:
                 value = entry.metric(key) if entry else None
                 bold = "**" if value is not None and value.mean == best[model, key] else ""
-                line.append(f"{bold}{cells.percent(value)}{bold}")
+                line.append(f"{bold}{formatting.percent(value)}{bold}")
             if beside:
                 line.append(_theirs(capacity, model))
         lines.append(line)
@@ -132,7 +133,7 @@ def _best(entries: Sequence[Entry]) -> dict[tuple[str, str], float]:
 
 def _theirs(capacity: int, model: str) -> str:
     pair = published.TABLE2.get(capacity, {}).get(model)
-    return cells.NOTHING if pair is None else f"{pair[0]:.2f} / {pair[1]:.2f}"
+    return formatting.NOTHING if pair is None else f"{pair[0]:.2f} / {pair[1]:.2f}"
 
 
 def _links(entries: Sequence[Entry], folder: GridFolder) -> str:
@@ -143,7 +144,7 @@ def _links(entries: Sequence[Entry], folder: GridFolder) -> str:
     lines = []
     for capacity in sorted({entry.capacity for entry in entries}):
         row = (found.get((capacity, model)) for model in models)
-        links = [run_links(entry.runs, folder) if entry else cells.NOTHING for entry in row]
+        links = [run_links(entry.runs, folder) if entry else formatting.NOTHING for entry in row]
         lines.append([str(capacity), *links])
     return pipe_table(heads, lines, words=len(heads))
 

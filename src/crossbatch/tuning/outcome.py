@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.files import write_file
-from crossbatch.reports.cells import NOTHING
+from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
 from crossbatch.reproduce.folder import GridFolder
 from crossbatch.reproduce.sheet import Sheet, write_sheet

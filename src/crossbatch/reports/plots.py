@@ -1,4 +1,4 @@
-"""Which lines a report draws: plain numbers, so that SVG and matplotlib show the same.
+"""What a report draws, as plain numbers: SVG and matplotlib show the same lines and bars.
 
     for plot in training_plots(group_runs(runs), headline="recall@50"):
         svg.line_chart(plot)
@@ -9,15 +9,17 @@ With more than one model or data set every plot is split, or twelve lines would 
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from crossbatch.reports import formatting
+from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.journal import Curve
-from crossbatch.reports.plot import Line, Plot
-from crossbatch.reports.tables import metric_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from crossbatch.reports.comparison import Comparison, Row
     from crossbatch.reports.runs import Run
     from crossbatch.reports.variants import Variant
 
@@ -42,6 +44,63 @@ TRAIN_VALUES = {
     "steps_per_second": ("Steps per second", "training speed"),
     "lr": ("Learning rate", "as the optimiser used it"),
 }
+GAIN_REACH = (-1.0, 1.0)  # per cent: less is noise and must look small
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line; lines of one configuration share label and color, their notes differ."""
+
+    label: str
+    note: str
+    curve: Curve
+    color: int
+    best: int | None = None  # index of the point to mark
+    intervals: Sequence[tuple[float, float]] = ()  # a whisker per point, or none
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A vertical line at a place worth knowing."""
+
+    x: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One chart: what is on the axes, and its lines. Logarithmic axes need positive numbers."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    note: str = ""
+    marks: Sequence[Mark] = ()
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One horizontal bar; the whisker spans `interval`."""
+
+    label: str
+    value: float
+    text: str
+    color: int | None = None  # None is the neutral colour of baselines
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BarChart:
+    """Bars from top to bottom; `reach` are values that must fit on the axis."""
+
+    title: str
+    bars: Sequence[Bar]
+    note: str = ""
+    reach: Sequence[float] = ()
 
 
 def colors_of(variants: Sequence[Variant]) -> dict[str, int]:
@@ -101,6 +160,57 @@ def diagnostic_plots(run: Run, color: int = 0) -> list[Plot]:
             line = Line(run.name, "", curve, color)
             plots.append(Plot(key, title, "step", title, [line], note))
     return plots
+
+
+def result_bars(comparison: Comparison, colors: Mapping[str, int]) -> list[BarChart]:
+    """Bars of the headline metric, and of its gain over in-batch, per data set and model."""
+    metric, several = comparison.headline, len(comparison.datasets) > 1
+    charts = []
+    for dataset in comparison.datasets:
+        rows = [row for row in comparison.rows if row.dataset == dataset and metric in row.metrics]
+        baselines = [row for row in rows if row.variant is None]
+        for model in dict.fromkeys(row.model for row in rows if row.variant):
+            own = [row for row in rows if row.variant and row.model == model]
+            place = " · ".join(filter(None, [model, dataset if several else ""]))
+            charts.append(
+                BarChart(
+                    f"Test {metric_name(metric)}, % · {place}",
+                    [_metric_bar(metric, row, colors) for row in [*baselines, *own]],
+                    "Whiskers: ± one standard deviation over seeds; of a single seed, 95 % over "
+                    "users.",
+                )
+            )
+            title = f"Gain over in-batch, {metric_name(metric)} · {place}"
+            charts.append(gain_chart(title, metric, own, colors))
+    return [chart for chart in charts if chart.bars]
+
+
+def gain_chart(title: str, metric: str, rows: Sequence[Row], colors: Mapping[str, int]) -> BarChart:
+    """A bar for each row that has a gain in the metric, in per cent."""
+    bars = [
+        Bar(
+            row.sampler,
+            100 * gain.relative,
+            f"{formatting.signed(gain.relative)} %",
+            colors.get(row.sampler),
+            (100 * gain.interval[0], 100 * gain.interval[1]) if gain.interval else None,
+        )
+        for row in rows
+        if (gain := row.gains.get(metric))
+    ]
+    note = "Whiskers: 95 % paired bootstrap over users and seeds."
+    return BarChart(title, bars, note, reach=GAIN_REACH)
+
+
+def _metric_bar(metric: str, row: Row, colors: Mapping[str, int]) -> Bar:
+    value = row.metrics[metric]
+    interval = None
+    if value.spread is not None:
+        interval = (100 * (value.mean - value.spread), 100 * (value.mean + value.spread))
+    elif len(row.runs) == 1 and (users := row.runs[0].interval(metric)):
+        interval = (100 * users[0], 100 * users[1])
+    label = row.sampler or row.model
+    return Bar(label, 100 * value.mean, formatting.percent(value), colors.get(label), interval)
 
 
 def thin(curve: Curve, points: int = MAX_POINTS) -> Curve:

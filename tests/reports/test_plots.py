@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from crossbatch.reports.curves import (
+from crossbatch.reports.journal import Curve
+from crossbatch.reports.plots import (
     MAX_POINTS,
     colors_of,
     diagnostic_plots,
     thin,
     training_plots,
 )
-from crossbatch.reports.journal import Curve
 from crossbatch.reports.runs import read_run, read_runs
 from crossbatch.reports.variants import group_runs
 

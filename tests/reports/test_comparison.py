@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from crossbatch.reports.comparison import Comparison, compare, estimate
+from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.runs import read_runs
-from crossbatch.reports.tables import Comparison, compare, estimate, metric_name
 
 from .conftest import MakeRun, run_config
 

@@ -2,27 +2,26 @@ from __future__ import annotations
 
 import pytest
 
-from crossbatch.reports import cells
-from crossbatch.reports.gains import Gain
-from crossbatch.reports.tables import Estimate
+from crossbatch.reports import formatting
+from crossbatch.reports.comparison import Estimate, Gain
 
 
 def test_percent() -> None:
-    assert cells.percent(Estimate(0.12345, None)) == "12.35"
-    assert cells.percent(Estimate(0.1, 0.0049)) == "10.00 ± 0.49"
-    assert cells.percent(None) == "–"
+    assert formatting.percent(Estimate(0.12345, None)) == "12.35"
+    assert formatting.percent(Estimate(0.1, 0.0049)) == "10.00 ± 0.49"
+    assert formatting.percent(None) == "–"
 
 
 def test_amount_keeps_about_three_figures() -> None:
-    assert cells.amount(Estimate(4.204, 0.1)) == "4.20 ± 0.10"
-    assert cells.amount(Estimate(123.45, None)) == "123.5"
+    assert formatting.amount(Estimate(4.204, 0.1)) == "4.20 ± 0.10"
+    assert formatting.amount(Estimate(123.45, None)) == "123.5"
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.032, "+3.2"), (-0.01, "−1.0"), (-0.0001, "+0.0"), (0.0, "+0.0")]
 )
 def test_signed_has_no_negative_zero(value: float, text: str) -> None:
-    assert cells.signed(value) == text
+    assert formatting.signed(value) == text
 
 
 @pytest.mark.parametrize(
@@ -37,5 +36,5 @@ def test_signed_has_no_negative_zero(value: float, text: str) -> None:
     ],
 )
 def test_gain_and_verdict(gain: Gain | None, text: str, verdict: str) -> None:
-    assert cells.gain(gain) == text
-    assert cells.verdict(gain) == verdict
+    assert formatting.gain(gain) == text
+    assert formatting.verdict(gain) == verdict

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from crossbatch.reports.journal import Curve
-from crossbatch.reports.panels import Panel, arrange, write_panels
-from crossbatch.reports.plot import Line, Plot
+from crossbatch.reports.plots import Line, Plot
+from crossbatch.reports.svg import Panel, arrange, write_panels
 
 if TYPE_CHECKING:
     from pathlib import Path

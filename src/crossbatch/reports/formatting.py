@@ -1,15 +1,37 @@
-"""How the numbers of a comparison are printed, the same in HTML and Markdown."""
+"""How metrics and numbers are printed, the same in HTML, Markdown and figures."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from crossbatch.reports.gains import Gain
-    from crossbatch.reports.tables import Estimate, Row
+    from crossbatch.reports.comparison import Estimate, Gain, Row
 
 NOTHING = "–"
 MINUS = "−"
+# In the order of the paper's Table 1, our textbook NDCG beside the paper's.
+METRIC_NAMES = {
+    "recall": "Recall",
+    "ndcg_comirec": "NDCG (paper)",
+    "ndcg": "NDCG",
+    "hit_rate": "Hit rate",
+    "ndcg_comirec_master": "NDCG (ComiRec master)",
+    "head_recall": "Recall (head items)",
+    "mid_recall": "Recall (mid items)",
+    "tail_recall": "Recall (tail items)",
+    "cold_recall": "Recall (cold items)",
+    "coverage": "Coverage",
+    "popularity_rank": "Popularity rank",
+    "head_share": "Head share",
+    "cold_share": "Cold share",
+}
+
+
+def metric_name(key: str) -> str:
+    """A metric key in print: "ndcg_comirec@50" is "NDCG@50 (paper)"."""
+    kind, _, cutoff = key.partition("@")
+    name, _, remark = METRIC_NAMES.get(kind, kind).partition(" (")
+    return f"{name}@{cutoff}" + (f" ({remark}" if remark else "") if cutoff else name
 
 
 def percent(value: Estimate | None) -> str:
