@@ -1,8 +1,8 @@
-"""New items by content alone: `python examples/content_cold_start.py`.
+"""Add a new item to a trained model by its content: `python examples/content_cold_start.py`.
 
-A content tower is trained on items with titles and categories. Then an item arrives that nobody has
-ever clicked: it gets a vector from its title and category, joins the bundle without any training,
-and is found beside items of its kind.
+Trains a content tower on items with titles and categories and exports a bundle. Then adds an item
+without any clicks: its vector is computed from its title and category, without further training,
+and its nearest neighbours are items of the same category.
 """
 
 import argparse
@@ -25,13 +25,13 @@ def main() -> None:
     given = parser.parse_args()
     out = given.out or Path(tempfile.mkdtemp(prefix="crossbatch-"))
 
-    # A twentieth of the items is withheld from training, to measure what content alone can do.
+    # A twentieth of the items is withheld from training, to measure recommendations by content.
     write_raw(SynthOptions(users=1500, items=600, interactions=30_000, seed=7), out / "raw")
     prepare(open_source(out / "raw"), out / "dataset", PrepareOptions(cold_items=0.05))
     dataset = open_dataset(out / "dataset")
     recipe = Recipe.from_dict(
         {
-            # A history is read through the item tower too, so that new items count in it.
+            # Histories are read through the item tower too, so that new items in them count.
             "model": {"dim": 32, "history": "item_tower", "normalize": True},
             "sampler": {
                 "name": "cross_batch",
@@ -48,7 +48,7 @@ def main() -> None:
     chance = 50 / dataset.num_items
     print(f"recall@50 of items that training never saw: {share:.3f} (by chance {chance:.3f})")
 
-    # A new item, described as an old one is.
+    # A new item with the content of an existing one.
     bundle = export_bundle(out / "run", out / "bundle")
     catalogue = pl.read_parquet(out / "raw" / "items.parquet")
     categories = dict(catalogue.select("item", "category").iter_rows())

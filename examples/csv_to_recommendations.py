@@ -1,7 +1,7 @@
 """From a CSV of clicks to recommendations: `python examples/csv_to_recommendations.py [CSV]`.
 
-The CSV has columns user_id, sku and ts; without one, a small log is generated. Everything lands in
---out: the dataset, the run with its journal and metrics, and a bundle for `crossbatch serve`.
+The CSV has columns user_id, sku and ts; without one, a small log is generated. Writes to --out:
+the dataset, the run with its journal and metrics, and a bundle for `crossbatch serve`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from crossbatch.serving import export_bundle
 
 
 def generated_csv(folder: Path) -> Path:
-    """A log with known structure, as somebody's database might have exported it."""
+    """Write a generated log as a CSV file."""
     raw = folder / "raw"
     write_raw(SynthOptions(users=1500, items=600, interactions=30_000, seed=7), raw)
     log = pl.read_parquet(raw / "interactions" / "*.parquet")
@@ -36,13 +36,13 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     csv = given.csv or generated_csv(out)
 
-    # 1. Read, filter, split; a memory-mapped folder.
+    # 1. Read, filter and split the log into a memory-mapped dataset folder.
     source = open_source(csv, options=ReadOptions(user="user_id", item="sku", time="ts"))
     prepare(source, out / "dataset", PrepareOptions())
     dataset = open_dataset(out / "dataset")
     print(f"{dataset.num_users:,} users, {dataset.num_items:,} items")
 
-    # 2. Train; a recipe is a dictionary here and a TOML file on the command line.
+    # 2. Train. A recipe is a dictionary here and a TOML file on the command line.
     recipe = Recipe.from_dict(
         {
             "model": {"dim": 32, "normalize": True, "history_dropout": 0.3},
@@ -60,7 +60,7 @@ def main() -> None:
     popularity = result["baselines"]["popularity"]["test"]["recall@50"]
     print(f"test recall@50 {result['test']['recall@50']:.3f}, popularity alone {popularity:.3f}")
 
-    # 3. Recommend, by the ids of the CSV.
+    # 3. Recommend. Items are named by the ids of the CSV.
     bundle = export_bundle(out / "run", out / "bundle")
     history = dataset.item_keys([1, 2, 3])
     (answer,) = bundle.recommend([history], k=5)

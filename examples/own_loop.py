@@ -1,9 +1,9 @@
 """Cross-batch negatives in a plain PyTorch loop: `python examples/own_loop.py`.
 
-Towers, data and loop are yours; crossbatch is the loss, and needs torch alone. Each user likes the
-items of one of 20 groups, popular items more often; an item is described by its group and an id.
-The same loop runs with in-batch negatives and with a bank, and prints the share of users whose
-next item is among their best 20 of 2,000.
+Towers, data and loop are plain PyTorch; only the loss is from crossbatch, and needs torch alone.
+In the simulated data each user clicks items of one of 20 groups, popular items more often; an item
+is described by its group and an id. The loop runs with in-batch negatives and with a bank, and
+prints the share of users whose next item is among their top 20 of 2,000.
 """
 
 import argparse
@@ -17,14 +17,14 @@ USERS, ITEMS, GROUPS, DIM = 4000, 2000, 20, 32
 
 
 def clicks(rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """User ids and item ids, both [rows]; item i belongs to group i mod 20."""
+    """Draw user ids and item ids, both [rows]; item i belongs to group i mod 20."""
     users = torch.randint(USERS, (rows,), generator=generator)
     rank = (torch.rand(rows, generator=generator) ** 3 * (ITEMS // GROUPS)).long()  # skewed
     return users, rank * GROUPS + users % GROUPS
 
 
 class Towers(nn.Module):
-    """A user is an id; an item is an id and a group."""
+    """Two towers: users have an id embedding, items one for the id and one for the group."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,6 +42,7 @@ class Towers(nn.Module):
 
 
 def train(capacity: int, steps: int) -> tuple[float, dict[str, float]]:
+    """Train with a bank of `capacity` rows; returns the hit rate@20 and the diagnostics."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     counts = clicks(100_000, generator)[1].bincount(minlength=ITEMS)

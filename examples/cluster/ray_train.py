@@ -1,9 +1,10 @@
-"""A training on workers of a Ray cluster: Ray makes the process group, `fit` finds it.
+"""Train on the workers of a Ray cluster.
 
-python examples/cluster/ray_train.py RECIPE DATASET RUN WORKERS
+    python examples/cluster/ray_train.py RECIPE DATASET RUN WORKERS
 
-All paths must be visible to all workers. A worker that fails takes the others with it; Ray starts
-them again, and they go on from the newest checkpoint.
+Ray creates the process group, and `fit` uses it. All paths must be visible to all workers. If a
+worker fails, the others stop too; Ray restarts all of them, and they resume from the newest
+checkpoint.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 
 def train(config: dict[str, Any]) -> None:
-    """What every worker does."""
+    """Train or resume the run; called on every worker."""
     from crossbatch import Recipe, fit, open_dataset
 
     run = Path(config["run"])

@@ -1,6 +1,6 @@
 #!/bin/bash
-# A training on four machines of a SLURM cluster, one rank per socket; torchrun starts again what
-# fails, and SLURM itself may requeue the job: both go on from the newest checkpoint.
+# Train on four machines of a SLURM cluster, one rank per socket. torchrun restarts failed ranks, and
+# SLURM may requeue the job; in both cases training resumes from the newest checkpoint.
 #
 #   sbatch examples/cluster/slurm.sh recipes/demo.toml /shared/dataset /shared/runs/first
 #

@@ -1,4 +1,4 @@
-"""The benchmarks are scripts beside the package: their folder joins the path."""
+"""Puts the benchmarks, which are scripts outside the package, on the import path."""
 
 import sys
 from pathlib import Path

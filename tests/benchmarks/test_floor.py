@@ -1,4 +1,4 @@
-"""What the floor counts, against torch's own counter and against sums made by hand."""
+"""Operations counted by the lower bound, compared with torch's counter and sums by hand."""
 
 import numpy as np
 import pytest
@@ -77,7 +77,7 @@ def test_exponentials_are_logits_gates_and_routing_weights():
     assert exponentials("mind") == 128 * 128 + 3 * 4 * POSITIONS
 
 
-def test_floor_adds_up_what_each_part_takes():
+def test_the_lower_bound_is_the_sum_of_its_parts():
     least = Work({"a": 3e9, "b": 1e9}, rows=1_000, d=64, exponentials=1e6)
     seconds = least.seconds(
         Speed(flop_per_second=1e9, bytes_per_second=1.536e6, seconds_per_exp=1e-6)

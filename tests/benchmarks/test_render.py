@@ -1,4 +1,4 @@
-"""The page is made of results; smoke runs are none."""
+"""The performance page is rendered from benchmark results, but not from quick runs."""
 
 import json
 
@@ -32,11 +32,11 @@ def test_sections_are_replaced_and_the_rest_is_kept(tmp_path, monkeypatch):
     assert "opens in 1.2 ms" in page
 
 
-def test_smoke_runs_are_left_out(tmp_path, monkeypatch):
+def test_quick_runs_are_ignored(tmp_path, monkeypatch):
     assert run(tmp_path, monkeypatch, MEMORY | {"quick": True}) == PAGE
 
 
-def test_a_page_without_the_section_is_named(tmp_path):
+def test_a_missing_section_is_an_error(tmp_path):
     with pytest.raises(SystemExit, match="no section memory"):
         render.rendered("nothing here", {"memory": MEMORY})
 

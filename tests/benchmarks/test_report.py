@@ -1,4 +1,4 @@
-"""Medians, ratios and verdicts from turns that are known."""
+"""Medians, ratios and verdicts of the step benchmark, from given times."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end on toy sizes and leaves its results; times are not looked at."""
+"""Every benchmark runs on tiny sizes and writes its results; times are not checked."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Hard negatives that were kept out of the library still have to be what they say they are."""
+"""The rules of the bank study that are not part of the library."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def step():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_has_a_loss_that_teaches_users(step, rule):
+def test_every_rule_gives_users_a_gradient(step, rule):
     loss = RULES[rule](step)
     loss.backward()
     assert torch.isfinite(loss)
@@ -50,7 +50,7 @@ def test_semi_hard_leaves_out_the_hardest(step, monkeypatch):
     torch.testing.assert_close(semi_hard(step), variants.balanced(again))
 
 
-def test_what_is_alike_is_no_negative_below_the_ceiling(step):
+def test_columns_above_the_similarity_ceiling_are_no_negatives(step):
     twin = torch.cat([step.positives.embeddings, step.items.embeddings[B:]])
     ids = torch.cat([torch.arange(100, 100 + B), step.items.item_ids[B:]])  # not masked by id
     cached = Candidates(twin, ids, step.items.log_q, cached=True)

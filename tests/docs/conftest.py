@@ -1,4 +1,4 @@
-"""The parts of these tests stand beside them: their folder joins the path."""
+"""Puts this folder on the import path, for the modules that the tests share."""
 
 import sys
 from pathlib import Path

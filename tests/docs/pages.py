@@ -1,11 +1,11 @@
-"""Reads pages: their code, and the comments that say how it is run.
+"""Reads the code blocks of the pages, and the comments that say how to run them.
 
-A comment above a block, or above a heading for what follows it, may say
+Comments in a page may say:
 
-    <!-- given: dataset shop; run runs/first -->    what stands in the folder beforehand (world.py)
-    <!-- before: seen = 3 -->                       Python that is run but not shown
-    <!-- not run: needs PostgreSQL -->              why the next block is left out
-    <!-- in the background -->                      the next block is a server
+    <!-- given: dataset shop; run runs/first -->    copy these sample files into the folder first
+    <!-- before: seen = 3 -->                       run this Python code, which is not shown
+    <!-- not run: needs PostgreSQL -->              skip the next block, for this reason
+    <!-- in the background -->                      the next block starts a server
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PIECE = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """One piece of code of a page, or what a comment says (language "given", "before")."""
+    """A code block of a page, or an instruction in a comment (language "given" or "before")."""
 
     page: Path
     line: int
     language: str
     code: str
-    not_run: str | None = None  # the reason
+    not_run: str | None = None  # the reason for skipping it
     background: bool = False
 
     @property
@@ -67,7 +67,7 @@ def read(page: Path) -> list[Block]:
 
 
 def commands(block: Block) -> list[str]:
-    """The commands of a shell block, one line each; the output of a console block is no command."""
+    """The commands of a shell block, one per line, without console output."""
     lines = re.sub(r" *\\\n *", " ", block.code).splitlines()
     if block.language == "console":
         lines = [line[2:] for line in lines if line.startswith("$ ")]

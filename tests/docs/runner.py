@@ -1,4 +1,4 @@
-"""Runs a page's blocks in order, in a folder, as a reader would paste them."""
+"""Runs the code blocks of a page in order, in one folder, as a reader would paste them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from pages import SHELL, Block, commands
 from crossbatch.cli import main
 
 if TYPE_CHECKING:
-    from world import World
+    from sample_files import SampleFiles
 
 SHELL_ONLY = re.compile(r"[|&;<>$`]")  # a command with one of these needs a shell
+SERVER_START = 600.0  # seconds; long, because tests may run on a busy machine
 
 
 class Runner:
-    """The state of one page: its names, its folder (the current one), its servers."""
+    """State of one page: its Python names, sample files and running servers."""
 
-    def __init__(self, world: World, monkeypatch) -> None:
-        self.world = world
+    def __init__(self, files: SampleFiles, monkeypatch) -> None:
+        self.files = files
         self.monkeypatch = monkeypatch
         self.names: dict[str, object] = {"__name__": "__main__"}
         self.port = _free_port()
@@ -37,27 +38,26 @@ class Runner:
         monkeypatch.setenv("PATH", path)
 
     def run(self, block: Block, folder: Path) -> None:
-        """One block, or one instruction."""
+        """Run one block, or follow one instruction."""
         if block.not_run is not None:
             return
         if block.language == "given":
             for thing in block.code.split(";"):
                 kind, place = thing.split()
-                self.world.lend(kind, folder / place)
+                self.files.copy(kind, folder / place)
         elif block.language in {"before", "python"}:
-            code = "\n" * block.line + self._with_port(
-                block.code
-            )  # tracebacks name the page's line
-            exec(compile(code, str(block.page), "exec"), self.names)
+            above = "\n" * block.line  # so that tracebacks name the page's line
+            code = compile(above + self._with_port(block.code), str(block.page), "exec")
+            exec(code, self.names)
         elif block.language in SHELL:
             for command in commands(block):
                 self._command(self._with_port(command), block)
 
     def close(self) -> None:
-        """Stop what was started in the background."""
+        """Stop the servers."""
         for server in self.servers:
             server.terminate()
-            server.wait(timeout=30)
+            server.wait(timeout=300)
 
     def _command(self, command: str, block: Block) -> None:
         if block.background:
@@ -69,7 +69,7 @@ class Runner:
             assert done.returncode == 0, f"{block.name}: {command}\n{done.stdout}{done.stderr}"
 
     def _crossbatch(self, command: str, block: Block) -> None:
-        """The command line in this process: importing torch anew takes seconds."""
+        """Run the command line in this process, because importing torch again takes seconds."""
         expanded: list[str] = []
         for word in shlex.split(command, comments=True):
             pattern = "*" in word and f"'{word}'" not in command  # quotes keep a pattern as it is
@@ -86,7 +86,8 @@ class Runner:
         assert words[:2] == ["crossbatch", "serve"]
         words = [sys.executable, "-m", "crossbatch", *words[1:], "--port", str(self.port)]
         self.servers.append(subprocess.Popen(words, stderr=subprocess.DEVNULL))
-        for _ in range(600):
+        deadline = time.monotonic() + SERVER_START
+        while time.monotonic() < deadline:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health").close()
             except (urllib.error.URLError, ConnectionError):

@@ -1,6 +1,7 @@
 """Every code block of the documentation runs, page by page, in order, on small data.
 
-What cannot be run says why, above it and in the summary of this test: `<!-- not run: … -->`.
+A block that cannot run has a comment with the reason, `<!-- not run: … -->`; pytest's summary
+lists them.
 """
 
 import re
@@ -9,15 +10,15 @@ import tomllib
 import pytest
 from pages import PAGES, ROOT, RUN, SHELL, read
 from runner import Runner
-from world import World, copy_recipes
+from sample_files import SampleFiles, copy_recipes
 
 BLOCKS = {page: read(page) for page in PAGES}
-LEFT_OUT = [block for blocks in BLOCKS.values() for block in blocks if block.not_run is not None]
+NOT_RUN = [block for blocks in BLOCKS.values() for block in blocks if block.not_run is not None]
 COMMAND = re.compile(r"^(\$ |crossbatch [a-z]|make |pip install|python )", re.MULTILINE)
 
 
 def page_parameters():
-    """Pages with code; those with commands or material take seconds to minutes."""
+    """Pages with code; those with commands or sample files are slow."""
     for page, blocks in BLOCKS.items():
         kinds = {block.language for block in blocks if block.not_run is None}
         if kinds & RUN:
@@ -26,15 +27,15 @@ def page_parameters():
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory):
-    return World(tmp_path_factory.mktemp("world"))
+def files(tmp_path_factory):
+    return SampleFiles(tmp_path_factory.mktemp("files"))
 
 
 @pytest.mark.parametrize("page", list(page_parameters()))
-def test_page_runs(page, world, tmp_path, monkeypatch):
+def test_page_runs(page, files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     copy_recipes(tmp_path)
-    runner = Runner(world, monkeypatch)
+    runner = Runner(files, monkeypatch)
     try:
         for block in BLOCKS[page]:
             runner.run(block, tmp_path)
@@ -42,15 +43,15 @@ def test_page_runs(page, world, tmp_path, monkeypatch):
         runner.close()
 
 
-@pytest.mark.parametrize("block", LEFT_OUT, ids=lambda block: block.name)
-def test_what_is_left_out_says_why(block):
+@pytest.mark.parametrize("block", NOT_RUN, ids=lambda block: block.name)
+def test_blocks_that_are_not_run_have_a_reason(block):
     assert len(block.not_run.split()) >= 2, f"{block.name}: give a reason"
     assert block.language in RUN, f"{block.name}: {block.language!r} is never run"
     pytest.skip(f"{block.name} is not run: {block.not_run}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_blocks_say_what_they_are(page):
+def test_blocks_name_their_language(page):
     for block in BLOCKS[page]:
         assert block.language, f"{block.name}: name the language of this block, or `text`"
         if block.language == "text":

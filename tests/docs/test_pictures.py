@@ -1,4 +1,4 @@
-"""The drawings of the documentation are those that their script makes."""
+"""The drawings in docs/pictures are up to date with the script that makes them."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""The site builds without a warning, its links lead somewhere, and it needs no network."""
+"""The site builds without a warning, has no broken links and loads nothing from the network."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ LOADING = {"script": "src", "link": "href", "img": "src", "iframe": "src", "sour
 
 
 class Page(HTMLParser):
-    """Collects what a page links to, what it loads, and the anchors it has."""
+    """Collects the links, loaded resources and anchors of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -40,7 +40,7 @@ def site(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_internal_links_lead_somewhere(site):
+def test_internal_links_have_targets(site):
     broken = []
     for path, page in site.items():
         for link in page.links:
@@ -58,10 +58,10 @@ def test_internal_links_lead_somewhere(site):
 
 
 @pytest.mark.slow
-def test_nothing_is_loaded_from_elsewhere(site):
+def test_nothing_is_loaded_from_the_network(site):
     for path, page in site.items():
-        elsewhere = [source for source in page.loaded if urlsplit(source).netloc]
-        assert not elsewhere, f"{path}: {elsewhere}"
+        remote = [source for source in page.loaded if urlsplit(source).netloc]
+        assert not remote, f"{path}: {remote}"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Every example runs, is short, and says something true."""
+"""Every example runs, is short, and prints a plausible result."""
 
 import ast
 import json
@@ -50,7 +50,7 @@ def test_a_csv_becomes_recommendations(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_item_that_nobody_clicked_lands_beside_its_twin(tmp_path):
+def test_a_new_item_lands_beside_items_of_its_category(tmp_path):
     output = run("content_cold_start.py", "--steps", 200, "--out", tmp_path)
     share, chance = map(float, re.search(r"saw: ([\d.]+) \(by chance ([\d.]+)\)", output).groups())
     assert share > chance
@@ -63,7 +63,7 @@ def test_an_item_that_nobody_clicked_lands_beside_its_twin(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run_and_hold_no_outputs(path, capsys):
-    """Cells are run in order in one namespace, as a kernel would; a cell's last value is made."""
+    """Runs the cells in order in one namespace, as a notebook kernel would."""
     cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
     assert cells
     names = {"__name__": "__main__"}

@@ -1,4 +1,4 @@
-"""What pages take for granted, on a small scale: a log, a dataset, a run, a bundle, the recipes."""
+"""Small versions of the files that pages use: logs, a dataset, a run, a bundle, the recipes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SIZE = SynthOptions(users=400, items=200, interactions=8000, seed=0)
 SMALLER = {"max_steps": 40, "eval_every": 20, "patience": 2, "warmup_steps": 10, "log_every": 10}
 
 
-class World:
-    """Makes each thing once, in a folder of its own, and lends copies."""
+class SampleFiles:
+    """Makes each kind of file once, when it is first needed, and copies it into a page's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         copy_recipes(folder)
 
-    def lend(self, kind: str, place: Path) -> None:
-        """Put a thing of `kind` at `place`."""
+    def copy(self, kind: str, place: Path) -> None:
+        """Copy the file or folder of `kind`, the name of a property below, to `place`."""
         made = getattr(self, kind)
         place.parent.mkdir(parents=True, exist_ok=True)
         if made.is_dir():
@@ -64,14 +64,14 @@ class World:
 
     @cached_property
     def clicks_csv(self) -> Path:
-        """A CSV of clicks: user, product, when."""
+        """A CSV of clicks: user, product, time."""
         return self._table(
             "clicks.csv", {"user": "visitor", "item": "sku", "timestamp": "clicked_at"}
         )
 
     @cached_property
     def products_csv(self) -> Path:
-        """What a shop knows of its products."""
+        """A CSV of products: key, title, price."""
         path = self.folder / "products.csv"
         items = pl.read_parquet(self.log / "items.parquet")
         items.select(sku="item", title="title", price="price").write_csv(path)
@@ -95,7 +95,7 @@ class World:
 
     @cached_property
     def new_items(self) -> Path:
-        """Two items that no run has seen, with the content of others."""
+        """A table of two new items with the content of existing ones."""
         path = self.folder / "new.parquet"
         items = pl.read_parquet(self.log / "items.parquet").head(2)
         items.with_columns(item=pl.Series(["new-1", "new-2"])).write_parquet(path)
@@ -120,7 +120,7 @@ class World:
 
     @cached_property
     def movielens(self) -> Path:
-        """A zip as ml-1m.zip is."""
+        """A zip file in the format of ml-1m.zip."""
         rows = self._rows()
         items = rows.get_column("item").unique(maintain_order=True)
         number = {item: place for place, item in enumerate(items, 1)}
@@ -145,7 +145,7 @@ class World:
 
     @cached_property
     def amazon(self) -> Path:
-        """Reviews as reviews_Books_5.json.gz holds them."""
+        """Reviews in the format of reviews_Books_5.json.gz."""
         path = self.folder / "reviews.json.gz"
         with gzip.open(path, "wt") as file:
             for place, (user, item) in enumerate(self._rows().select("user", "item").iter_rows()):
@@ -160,7 +160,7 @@ class World:
 
     @cached_property
     def amazon_meta(self) -> Path:
-        """Content as meta_Books.json.gz holds it: Python literals."""
+        """Item metadata in the format of meta_Books.json.gz: Python literals."""
         path = self.folder / "meta.json.gz"
         with gzip.open(path, "wt") as file:
             for item in sorted(set(self._rows()["item"])):
@@ -180,7 +180,7 @@ class World:
 
 
 def copy_recipes(folder: Path) -> None:
-    """The repository's recipes, so short that a page is run in seconds."""
+    """Copy the repository's recipes, with so few steps that a page runs in seconds."""
     for recipe in (ROOT / "recipes").rglob("*.toml"):
         text = recipe.read_text(encoding="utf-8")
         for key, value in SMALLER.items():
