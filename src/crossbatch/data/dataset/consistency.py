@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from crossbatch.data.dataset.string_table import StringTable
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
@@ -71,12 +72,12 @@ def _check_training(dataset: Dataset) -> None:
 
 
 def _check_keys(dataset: Dataset) -> None:
-    for what, rows in (("item", dataset.num_items + 1), ("user", dataset.num_users)):
-        keys, order = dataset.key_arrays(what)
-        _require(keys.sound and len(keys) == rows, f"{what} keys do not fit")
-        _require(len(order) == rows and _within(order, 0, rows - 1), f"{what} keys have no order")
+    item_rows = dataset.num_items + 1
+    for name, rows in (("item", item_rows), ("user", dataset.num_users)):
+        keys = StringTable(dataset.path, f"{name}_keys")
+        _require(keys.sound and len(keys) == rows, f"{name} keys do not fit")
     titles = dataset.title_table()
-    fit = titles is None or (titles.sound and len(titles) == dataset.num_items + 1)
+    fit = titles is None or (titles.sound and len(titles) == item_rows)
     _require(fit, "item titles do not fit")
 
 

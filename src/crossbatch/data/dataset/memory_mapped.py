@@ -22,7 +22,8 @@ from crossbatch.data.dataset.batches import (
 )
 from crossbatch.data.dataset.consistency import check_sound
 from crossbatch.data.dataset.features import Feature, encode_table, read_encoders, read_features
-from crossbatch.data.dataset.string_table import KeyLookup, StringTable
+from crossbatch.data.dataset.key_index import KeyIndex, sorted_hashes
+from crossbatch.data.dataset.string_table import StringTable
 from crossbatch.data.folder import read_manifest
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import is_as_written, listed_file
@@ -182,9 +183,7 @@ class Dataset:
 
     def item_ids(self, keys: Sequence[str]) -> np.ndarray:
         """Return the ids of items by their keys in the source, 0 where unknown.  int64."""
-        found = self._item_lookup.find([str(key) for key in keys])
-        found[found < 0] = 0
-        return found
+        return self._item_index.find([str(key) for key in keys]).clip(min=0)
 
     def user_keys(self, ids: Iterable[int]) -> list[str]:
         """Return the users' ids in the source."""
@@ -192,7 +191,7 @@ class Dataset:
 
     def user_ids(self, keys: Sequence[str]) -> np.ndarray:
         """Return the ids of users by their keys in the source, −1 where unknown.  int64."""
-        return self._user_lookup.find([str(key) for key in keys])
+        return self._user_index.find([str(key) for key in keys])
 
     def verify(self) -> None:
         """Check every file, and that the arrays fit together.
@@ -223,10 +222,6 @@ class Dataset:
             min_history=self.min_history,
         )
 
-    def key_arrays(self, what: str) -> tuple[StringTable, np.ndarray]:
-        """Return the keys of "item" or "user", and their rows in ascending order of the keys."""
-        return StringTable(self.path, f"{what}_keys"), self._load(f"{what}_key_order")
-
     def part(self, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return users, first targets and ends of "valid" or "test".  Shapes `[E]`, int64."""
         if split not in SPLIT_NAMES:
@@ -247,12 +242,12 @@ class Dataset:
         return StringTable(self.path, "user_keys")
 
     @cached_property
-    def _item_lookup(self) -> KeyLookup:
-        return KeyLookup(*self.key_arrays("item"))
+    def _item_index(self) -> KeyIndex:
+        return KeyIndex(self._item_keys, *sorted_hashes(self._item_keys.tolist(), first=1))
 
     @cached_property
-    def _user_lookup(self) -> KeyLookup:
-        return KeyLookup(*self.key_arrays("user"))
+    def _user_index(self) -> KeyIndex:
+        return KeyIndex(self._user_keys, *sorted_hashes(self._user_keys.tolist()))
 
     def _load(self, name: str) -> np.ndarray:
         return map_array(self.path / f"{name}.npy")

@@ -15,7 +15,7 @@ from crossbatch.data.dataset.arrays import map_array
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
     import polars as pl
@@ -70,46 +70,6 @@ class StringTable:
         """Whether every string lies inside of the bytes, after the one before."""
         rising = bool((np.diff(self._offsets) >= 0).all())
         return rising and self._offsets[0] == 0 and self._offsets[-1] == len(self._bytes)
-
-
-class KeyLookup:
-    """From original keys to row numbers, by binary search: no dictionary is built on opening.
-
-    Args:
-        keys: The table that is searched; all keys differ.
-        order: Rows of `keys` in ascending order of their UTF-8 bytes.  Shape `[len(keys)]`.
-    """
-
-    BULK = 2_000  # from here on one dictionary is cheaper than many searches
-
-    def __init__(self, keys: StringTable, order: np.ndarray) -> None:
-        self._keys, self._order = keys, order
-        self._rows: dict[str, int] | None = None
-
-    def find(self, wanted: Sequence[str]) -> np.ndarray:
-        """Return the row of each key, −1 where it is unknown.  Shape `[len(wanted)]`, int64."""
-        if self._rows is None and len(wanted) >= self.BULK:
-            self._rows = {key: row for row, key in enumerate(self._keys.tolist())}
-        if self._rows is not None:
-            rows = [self._rows.get(key, -1) for key in wanted]
-        else:
-            rows = [self._search(key) for key in wanted]
-        return np.asarray(rows, dtype=np.int64)
-
-    def _search(self, key: str) -> int:
-        # a lone surrogate, which a command line can bring along, makes a key that is unknown
-        target, low, high = key.encode("utf-8", "surrogatepass"), 0, len(self._order)
-        while low < high:
-            middle = (low + high) // 2
-            if self._key_bytes(middle) < target:
-                low = middle + 1
-            else:
-                high = middle
-        found = low < len(self._order) and self._key_bytes(low) == target
-        return int(self._order[low]) if found else -1
-
-    def _key_bytes(self, position: int) -> bytes:
-        return self._keys[int(self._order[position])].encode("utf-8")
 
 
 def byte_order(strings: pl.Series) -> np.ndarray:

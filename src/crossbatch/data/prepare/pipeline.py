@@ -110,6 +110,7 @@ def _write_content(
     padded = pl.concat([pl.Series("key", [None], dtype=pl.String), item_keys])
     write_strings(folder, "item_keys", padded)
     write_strings(folder, "user_keys", user_keys)
+    # the orders of the keys are for releases that look keys up by binary search
     np.save(folder / "item_key_order.npy", byte_order(padded))
     np.save(folder / "user_key_order.npy", byte_order(user_keys))
     summary: dict[str, Any] = {"items": {}, "users": {}}

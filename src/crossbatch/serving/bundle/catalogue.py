@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import map_array
+from crossbatch.data.dataset.key_index import KeyIndex, sorted_hashes
 from crossbatch.data.dataset.string_table import StringTable, write_strings
-from crossbatch.serving.bundle.keys import KeyIndex, sorted_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -77,12 +77,12 @@ class StoredCatalogue:
             and counts.dtype == np.int64
             and counts.shape == (n + 1,)
             and bool((counts >= 0).all())
-            and self._index.is_sound
+            and self._index.covers(first=1)
         )
 
     def item_ids(self, keys: Sequence[str]) -> np.ndarray:
         """Ids of items by their keys, 0 where unknown; int64."""
-        return self._index.find([str(key) for key in keys])
+        return self._index.find([str(key) for key in keys]).clip(min=0)
 
     def item_keys(self, ids: Iterable[int]) -> list[str]:
         """Keys of items."""
@@ -107,7 +107,7 @@ def write_catalogue(
     write_strings(folder, KEYS, pl.Series(keys, dtype=pl.String))
     write_strings(folder, TITLES, pl.Series(titles, dtype=pl.String))
     np.save(folder / f"{COUNTS}.npy", np.asarray(counts, dtype=np.int64))
-    hashes, rows = sorted_hashes(keys)
+    hashes, rows = sorted_hashes(keys, first=1)
     np.save(folder / f"{HASHES}.npy", hashes)
     np.save(folder / f"{ROWS}.npy", rows)
 

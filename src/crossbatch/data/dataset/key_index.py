@@ -1,0 +1,98 @@
+"""From string keys to rows, for datasets and bundles: sorted 64-bit hashes instead of a dictionary.
+
+    index = KeyIndex(keys, *sorted_hashes(keys.tolist()))
+    index.find(["B00017", "unknown"])                       # array([41, -1])
+
+A bundle maps hashes and rows from disk: a million keys take 12 MB, nothing is built on opening,
+and a key is found in a few microseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from crossbatch.data.dataset.string_table import StringTable
+
+MAX_CACHED = 1 << 16  # keys, some 10 MB
+UNKNOWN = -1
+
+
+def key_hashes(keys: Sequence[str]) -> np.ndarray:
+    """Return a hash of each key that never changes, for bundles store it.  `[n]`, uint64."""
+    # a lone surrogate, which JSON or a command line can contain, makes a key that is unknown
+    digests = b"".join(
+        hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        for key in keys
+    )
+    return np.frombuffer(digests, dtype="<u8")
+
+
+def sorted_hashes(keys: Sequence[str], *, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hashes of the keys in ascending order, uint64, and the row of each, int32.
+
+    Args:
+        keys: All keys, by row.
+        first: Rows before it (the padding of items) are left out.
+    """
+    hashes = key_hashes(keys)[first:]
+    order = np.argsort(hashes, kind="stable")
+    return hashes[order], (order + first).astype(np.int32)
+
+
+class KeyIndex:
+    """Finds the rows of keys.
+
+    Args:
+        keys: The table that is searched; all keys differ.
+        hashes: Ascending, uint64 `[n]`.
+        rows: Row of each hash, int32 `[n]`.
+    """
+
+    def __init__(self, keys: StringTable, hashes: np.ndarray, rows: np.ndarray) -> None:
+        self._keys, self._hashes, self._rows = keys, hashes, rows
+        self._cache: dict[str, int] = {}  # keys found lately: popular items come again
+
+    def covers(self, first: int) -> bool:
+        """Tell whether every row from `first` on has one hash, and no other row has any."""
+        n, rows = len(self._keys) - first, self._rows
+        types = self._hashes.dtype == np.uint64 and np.issubdtype(rows.dtype, np.integer)
+        fit = types and self._hashes.shape == rows.shape == (n,)
+        return fit and (not n or bool(rows.min() >= first and rows.max() < len(self._keys)))
+
+    def find(self, wanted: Sequence[str]) -> np.ndarray:
+        """Return the row of each key, −1 where it is unknown.  `[len(wanted)]`, int64."""
+        cache = self._cache
+        new = [key for key in wanted if key not in cache]
+        if len(cache) + len(new) > MAX_CACHED:
+            # A new dictionary, for another thread may be reading the old one.
+            cache = self._cache = {}
+            new = list(wanted)
+        if new:
+            cache.update(zip(new, self._search(new).tolist(), strict=True))
+        return np.fromiter((cache[key] for key in wanted), np.int64, len(wanted))
+
+    def _search(self, wanted: Sequence[str]) -> np.ndarray:
+        hashes = key_hashes(wanted)
+        places = np.searchsorted(self._hashes, hashes)
+        found = np.full(len(wanted), UNKNOWN, dtype=np.int64)
+        inside = np.flatnonzero(places < len(self._hashes))
+        hits = inside[self._hashes[places[inside]] == hashes[inside]]
+        for position in hits.tolist():
+            found[position] = self._confirm(wanted[position], int(places[position]))
+        return found
+
+    def _confirm(self, key: str, place: int) -> int:
+        """Compare the strings themselves: two keys may share a hash."""
+        shared = self._hashes[place]
+        while place < len(self._hashes) and self._hashes[place] == shared:
+            row = int(self._rows[place])
+            if self._keys[row] == key:
+                return row
+            place += 1
+        return UNKNOWN
