@@ -25,7 +25,7 @@ COMMANDS = {
     "serve": ("nothing", "crossbatch.serving.server.run.serve"),
     "reproduce": ("table1 --data nothing --out new", "crossbatch.cli.reproduce._open"),
     "report": ("nothing", "crossbatch.reports.runs.read_runs"),
-    "doctor": ("--json=yes", "crossbatch.health.examine"),
+    "doctor": ("--json=yes", "crossbatch.cli.doctor.examine"),
 }
 
 
@@ -73,12 +73,12 @@ def test_what_is_asked_for_is_exit_code_zero(crossbatch, line, monkeypatch):
     assert crossbatch(line).returncode == 0
 
 
-def test_what_nobody_foresaw_keeps_its_traceback():
+def test_an_unexpected_error_keeps_its_traceback():
     """Python itself then ends with 1: a bug must not look like a mistake of the user."""
     code = (
-        "import crossbatch.health as health\n"
+        "import crossbatch.cli.doctor as doctor\n"
         "def bug(_): raise RuntimeError('a bug')\n"
-        "health.examine = bug\n"
+        "doctor.examine = bug\n"
         "from crossbatch.cli import main\n"
         "main()"
     )

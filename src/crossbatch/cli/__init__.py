@@ -26,7 +26,7 @@ from crossbatch.cli import (
     train,
     tune,
 )
-from crossbatch.cli.exit_codes import FAILED, MISTAKE
+from crossbatch.cli.terminal import FAILED, MISTAKE
 from crossbatch.errors import (
     ConfigError,
     DataError,

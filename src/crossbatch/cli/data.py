@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossbatch.cli.progress_bars import progress_bars
+from crossbatch.cli.terminal import AsJson, DatasetOut, Overwrite, Quiet, progress_bars
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
     from crossbatch.data import Column, Source
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="Dataset folder to create.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing dataset.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")]
 BAR = 40
 
 app = typer.Typer(no_args_is_help=True, help="Look into datasets.")
@@ -34,7 +31,7 @@ def prepare(
     source: Annotated[
         Path, typer.Argument(help="Raw log: a file, a folder, a zip, or a quoted pattern of files.")
     ],
-    out: Out,
+    out: DatasetOut,
     format_name: Annotated[
         str | None,
         typer.Option(
@@ -167,7 +164,7 @@ def synth(
 def describe_command(
     dataset: Annotated[Path, typer.Argument(help="Dataset folder.")],
     picture: Annotated[Path | None, typer.Option(help="Also draw it: .png, .svg or .pdf.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    as_json: AsJson = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check every file's checksum.")] = False,
 ) -> None:
     """Tell what is in a dataset, as a table and, if asked, as a picture.

@@ -7,16 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crossbatch.cli.progress_bars import progress_bars
+from crossbatch.cli.terminal import BundleOut, MovedData, Overwrite, Quiet, progress_bars
 
 if TYPE_CHECKING:
     from crossbatch.serving import Bundle
-
-Out = Annotated[Path, typer.Option("--out", "-o", help="Bundle folder to create.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", "--force", help="Replace an existing bundle.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder of a training.")],
-    out: Out,
+    out: BundleOut,
     name: Annotated[
         str | None, typer.Option(help="What to call the bundle; the run's name unless given.")
     ] = None,
@@ -42,9 +36,7 @@ def export(
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Also write it as ONNX (extra onnx).")
     ] = False,
-    data: Annotated[
-        Path | None, typer.Option(help="Dataset folder, if it has moved since training.")
-    ] = None,
+    data: MovedData = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:

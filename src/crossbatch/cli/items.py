@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crossbatch.cli.export import Out, Overwrite, Quiet, summary
-from crossbatch.cli.progress_bars import progress_bars
+from crossbatch.cli.export import summary
+from crossbatch.cli.terminal import BundleOut, Overwrite, Quiet, progress_bars
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def register(parent: typer.Typer) -> None:
 def add(
     bundle: Source,
     items: Annotated[Path, typer.Argument(help="New items: Parquet, CSV or JSON lines.")],
-    out: Out,
+    out: BundleOut,
     key: Annotated[str, typer.Option(help="Column of item ids.")] = "item",
     title: Annotated[str, typer.Option(help="Column of titles.")] = "title",
     overwrite: Overwrite = False,
@@ -56,7 +56,7 @@ def add(
 @app.command("remove")
 def remove(
     bundle: Source,
-    out: Out,
+    out: BundleOut,
     items: Annotated[str | None, typer.Option(help="Item ids, comma-separated.")] = None,
     file: Annotated[Path | None, typer.Option(help="Or a file with them, by --key.")] = None,
     key: Annotated[str, typer.Option(help="Column of item ids in --file.")] = "item",
@@ -98,9 +98,7 @@ def vectors(
         typer.Option(help="Or a PostgreSQL address; keep the password in PGPASSWORD."),
     ] = None,
     table: Annotated[str, typer.Option(help="With --postgres: the table.")] = "crossbatch_items",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", "--force", help="Replace what is there.")
-    ] = False,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """Write item vectors to a file, or into PostgreSQL with pgvector.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossbatch.cli.progress_bars import progress_bars
+from crossbatch.cli.terminal import AsJson, MovedData, Overwrite, Quiet, progress_bars
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,16 +38,10 @@ def recommend(
         list[str] | None, typer.Option(metavar="NAME=VALUE,...", help="What is known of the user.")
     ] = None,
     exclude_seen: Annotated[bool, typer.Option(help="Leave out items of the history.")] = True,
-    data: Annotated[
-        Path | None, typer.Option(help="Of a run: the dataset folder, if it has moved.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", "--force", help="Replace an existing --out.")
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress bar, no summary.")
-    ] = False,
+    data: MovedData = None,
+    as_json: AsJson = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> None:
     """Recommend items for a history, or for every user of a file.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossbatch.cli.exit_codes import FAILED, INTERRUPTED
+from crossbatch.cli.terminal import FAILED, INTERRUPTED, Overrides, Quiet
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,10 +40,7 @@ def reproduce(
         Path | None,
         typer.Option(help="What all runs share; model, sampler and seed are the grid's."),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the recipe."),
-    ] = None,
+    set_: Overrides = None,
     settings: Annotated[
         Path | None, typer.Option(help="settings.toml of a search: overrides per combination.")
     ] = None,
@@ -71,7 +68,7 @@ def reproduce(
         typer.Option(metavar="DIR", help="Also copy the small records that rebuild all tables."),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="List the runs and stop.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train what is missing and write a table or a figure of the paper, ours beside theirs.
 

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crossbatch.cli.exit_codes import INTERRUPTED
+from crossbatch.cli.terminal import INTERRUPTED, AsJson, Data, MovedData, Overrides, Quiet
 
 if TYPE_CHECKING:
     from typing import Any
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -24,14 +22,11 @@ def register(app: typer.Typer) -> None:
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="Recipe, such as recipes/demo.toml.")],
-    data: Annotated[Path, typer.Option("--data", help="Dataset folder from prepare or synth.")],
+    data: Data,
     out: Annotated[Path, typer.Option("--out", help="Run folder; new, unless --resume.")],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the recipe."),
-    ] = None,
+    set_: Overrides = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out, exactly.")
+        bool, typer.Option("--resume", help="Continue the run in --out exactly.")
     ] = False,
     track: Annotated[
         list[str] | None, typer.Option("--track", help="Also log to tensorboard or mlflow.")
@@ -86,14 +81,12 @@ def train(
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     split: Annotated[str, typer.Option(help="valid or test.")] = "test",
-    data: Annotated[
-        Path | None, typer.Option(help="Dataset folder, if it has moved since training.")
-    ] = None,
+    data: MovedData = None,
     exclude_history: Annotated[
         bool, typer.Option(help="Never recommend what the history shows.")
     ] = False,
     baselines: Annotated[bool, typer.Option(help="Also evaluate popularity and item-kNN.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Rank the whole catalogue for every user of a split; simple baselines beside the models.

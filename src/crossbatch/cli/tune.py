@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crossbatch.cli.exit_codes import FAILED, INTERRUPTED
+from crossbatch.cli.terminal import FAILED, INTERRUPTED, Data, Overrides, Quiet
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def tune(
     recipe: Annotated[Path, typer.Argument(help="Recipe to start from; it is the first trial.")],
-    data: Annotated[Path, typer.Option("--data", help="Dataset folder from prepare or synth.")],
+    data: Data,
     out: Annotated[Path, typer.Option("--out", help="Study folder; the same one goes on.")],
     trials: Annotated[
         int, typer.Option(min=1, help="How many in all, earlier ones included.")
@@ -34,11 +34,8 @@ def tune(
         Path | None,
         typer.Option(help="TOML of ranges and choices; else learning rate, dropout, bank, …"),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the recipe."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    set_: Overrides = None,
+    quiet: Quiet = False,
 ) -> None:
     """Search for settings: train trials, give up hopeless ones, write the best as a recipe.
 

@@ -1,4 +1,4 @@
-"""`Finding`: what one check saw, how bad it is, and what to do about it."""
+"""`Finding`: the result of one check, how serious it is, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """How serious a finding is."""
 
     OK = "ok"
-    NOTE = "note"  # works, but somebody may want to know
+    NOTE = "note"  # works, but worth knowing
     PROBLEM = "problem"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check saw.
+    """The result of a check.
 
     Attributes:
-        check: What was looked at, in a word or two.
-        level: How bad it is.
-        message: What is the case.
+        check: What was checked, in a word or two.
+        level: How serious it is.
+        message: What was found.
         remedy: What to do; every problem has one.
     """
 
@@ -30,20 +30,18 @@ class Finding:
     message: str
     remedy: str = ""
 
-    def __post_init__(self) -> None:
-        assert self.remedy or self.level is not Level.PROBLEM, "a problem needs a remedy"
-
 
 def ok(check: str, message: str) -> Finding:
-    """All is well."""
+    """Return a finding without fault."""
     return Finding(check, Level.OK, message)
 
 
 def note(check: str, message: str, remedy: str = "") -> Finding:
-    """It works, but not as well as it could, or not for everything."""
+    """Return a finding that limits some use."""
     return Finding(check, Level.NOTE, message, remedy)
 
 
 def problem(check: str, message: str, remedy: str) -> Finding:
-    """Something is broken."""
+    """Return a finding that something is broken."""
+    assert remedy, "a problem needs a remedy"
     return Finding(check, Level.PROBLEM, message, remedy)

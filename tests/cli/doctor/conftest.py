@@ -27,7 +27,7 @@ RECIPE = Recipe.from_dict(
 
 
 class KilledError(Exception):
-    """What ends a run without a word."""
+    """Ends a run as a kill would."""
 
 
 def killed_at(last):
@@ -40,7 +40,7 @@ def killed_at(last):
 
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("health")
+    folder = tmp_path_factory.mktemp("doctor")
     options = SynthOptions(users=300, items=150, interactions=5000, seed=3)
     prepare(synthetic_source(options), folder / "data", PrepareOptions())
     dataset = open_dataset(folder / "data")

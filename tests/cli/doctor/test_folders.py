@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crossbatch.health import examine
+from crossbatch.cli.doctor import examine
 
 
 def found(subject, folder):
@@ -74,7 +74,7 @@ def test_a_broken_newest_checkpoint_leaves_the_one_before(damaged):
     assert ("checkpoint", "ok", "of step 10, as written") in found("run", folder)
 
 
-def test_a_killed_run_says_how_to_go_on(workplace):
+def test_a_killed_run_says_how_to_continue(workplace):
     states = [
         each for each in examine({"run": workplace / "killed"})["run"] if each.check == "state"
     ]
@@ -85,7 +85,9 @@ def test_a_killed_run_says_how_to_go_on(workplace):
 def test_a_run_in_use_is_noticed(workplace):
     with (workplace / "run" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert ("lock", "note", "a process trains in it now") in found("run", workplace / "run")
+        assert ("lock", "note", "a process is training in it now") in found(
+            "run", workplace / "run"
+        )
     assert ("lock", "ok", "free") in found("run", workplace / "run")
 
 
