@@ -234,12 +234,13 @@ class Recommender:
         return lengths
 
     @cached_property
-    def _by_popularity(self) -> np.ndarray:
+    def by_popularity(self) -> np.ndarray:
+        """Item ids, the most popular first, `[num_items]`."""
         return np.argsort(-np.asarray(self.item_counts)[1:], kind="stable") + 1
 
     def _popular(self, k: int, seen: np.ndarray) -> tuple[Tensor, Tensor]:
         """The most popular items, and their shares of all training interactions."""
-        ids = self._by_popularity[: k + len(seen)]
+        ids = self.by_popularity[: k + len(seen)]
         ids = ids[~np.isin(ids, seen)][:k]
         counts = np.asarray(self.item_counts)
         shares = counts[ids] / max(1, int(counts.sum()))

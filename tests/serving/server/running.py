@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-PATIENCE = 60.0  # seconds; two busy cores start a Python slowly
+PATIENCE = 300.0  # seconds; a busy machine starts a Python slowly
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RunningServer:
     Args:
         bundle: What it serves.
         arguments: Further arguments of the command.
-        before: Python statements to run in the process first, to shorten its patience, say.
+        before: Python statements to run in the process first, to shorten its limits, for example.
         env: Further environment variables.
     """
 

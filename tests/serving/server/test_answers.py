@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from crossbatch.errors import ConfigError
-from crossbatch.serving.server.answers import Answer, Recommend, Similar, UnknownItem, answer_all
+from crossbatch.serving.server.answers import Answer, Recommend, Similar, answer_all
 from crossbatch.serving.server.live_bundle import LiveBundle
+from crossbatch.serving.server.messages import UnknownItem
 
 from .conftest import KEYS
 

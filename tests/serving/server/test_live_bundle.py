@@ -99,10 +99,10 @@ def test_the_search_over_titles_is_ready_before_the_new_bundle_serves(
     place: Path, youtube_path: Path
 ) -> None:
     live = LiveBundle("main", place)
-    live.serving.facts.titles()
+    live.serving.items.titles()
     replace(place, youtube_path)
     assert live.reload()
-    assert live.serving.facts.searchable
+    assert live.serving.items.searchable
 
 
 def test_bug_links_in_a_circle_ended_the_watch(place: Path, mind_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A bundle replaced while it serves: requests never notice, and a bad one is turned down."""
+"""A bundle replaced while the server runs: no request fails, and a broken bundle is refused."""
 
 from __future__ import annotations
 
@@ -161,10 +161,10 @@ def test_a_soak_with_reloads_loses_no_request(
     for number, source in enumerate([youtube_path, mind_path, broken] * 10, 1):
         replace(place, source)
         wait_until(partial(lambda wanted: outcomes(watching) >= wanted, number))
+    wait_until(lambda: failures or min(counts) > 10)
     stop.set()
     for thread in threads:
         thread.join()
     assert not failures
-    assert min(counts) > 10
     assert seen == {open_bundle(path).version for path in (mind_path, youtube_path)}
     assert not [entry for entry in watching.log if entry["event"] == "fault"]

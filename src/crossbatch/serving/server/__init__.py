@@ -1,7 +1,7 @@
-"""`crossbatch serve`: recommendations over HTTP, and a page to look at them.
+"""`crossbatch serve`: recommendations over HTTP, and a web page that shows them.
 
     serve(Path("bundle"), ServeOptions(port=8000))        # until SIGTERM or Ctrl-C
 
-A request passes `http_protocol` (slow and endless ones), `observe` (log, metrics, headers), `guard`
-(who may ask), `app` (what is asked), `service` and `batching` (together with whom), `answers`.
+A request passes `monitoring` (log, metrics, headers), `guard` (token, size, speed), `app` (paths),
+`service` (batches) and `answers` (search and JSON).
 """

@@ -1,7 +1,7 @@
-"""From queries to answers: the part of a request that runs in the search thread.
+"""From queries to response bodies: the part of a request that runs in the search thread.
 
-Queries that may share a search do: one bundle, one k, one rule for seen items. Bodies are put
-together as text from the items' own JSON, which is most of what they hold and rarely new.
+Queries with the same bundle, k and `exclude_seen` share one search. Bodies are put together as text
+from the items' cached JSON, which makes up most of them.
 """
 
 from __future__ import annotations
@@ -11,19 +11,25 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from crossbatch.serving.server.reasons import interest_lists, nearest_in_history
+import torch
+from torch.nn.functional import normalize
+
+from crossbatch.serving.server.messages import UnknownItem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy as np
 
+    from crossbatch.serving import Bundle
     from crossbatch.serving.server.live_bundle import LiveBundle, Served
+
+NEAREST = 3  # items of the history that describe an interest
 
 
 @dataclass(frozen=True, slots=True)
 class Recommend:
-    """A history that wants `k` items."""
+    """A query for `k` items that suit a history."""
 
     slot: str
     history: tuple[str, ...]
@@ -35,7 +41,7 @@ class Recommend:
 
 @dataclass(frozen=True, slots=True)
 class Similar:
-    """An item that wants its `k` neighbours."""
+    """A query for the `k` nearest items of an item."""
 
     slot: str
     key: str
@@ -44,7 +50,7 @@ class Similar:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The body of a response, and what to count."""
+    """The body of a response, and how many items of the history were unknown."""
 
     body: bytes
     num_unknown: int = 0
@@ -65,14 +71,10 @@ class Found:
 Query = Recommend | Similar
 
 
-class UnknownItem(Exception):  # noqa: N818 - what it is, not whose mistake
-    """An item that the bundle does not hold, and without which there is no answer."""
-
-
 def answer_all(
     bundles: Mapping[str, LiveBundle], queries: Sequence[Query]
 ) -> list[Answer | Exception]:
-    """Answer queries; the place of one that cannot be answered holds the reason.
+    """Answer queries; a query that cannot be answered gets its exception instead.
 
     Every query is answered by the bundle that serves when its batch begins.
     """
@@ -83,7 +85,7 @@ def answer_all(
         if isinstance(query, Similar):
             try:
                 answers[place] = _similar(serving[query.slot], query)
-            except Exception as error:  # its own asker's alone
+            except Exception as error:  # concerns this query alone
                 answers[place] = error
         else:
             groups[query.slot, query.k, query.exclude_seen].append(place)
@@ -97,15 +99,15 @@ def _recommend(served: Served, queries: Sequence[Recommend]) -> list[Answer | Ex
     try:
         lists = _search(served, queries)
         return [_body(served, *pair) for pair in zip(queries, lists, strict=True)]
-    except Exception as error:  # whatever it is, it is somebody's answer
+    except Exception as error:
         if len(queries) == 1:
             return [error]
-        # One of them asks for the impossible; the others must not suffer for it.
+        # One of them is impossible: answer each alone, so that the others succeed.
         return [answer for query in queries for answer in _recommend(served, [query])]
 
 
 def _search(served: Served, queries: Sequence[Recommend]) -> list[Found]:
-    """Lists of queries that share k and the rule for seen items."""
+    """Lists of queries that share `k` and `exclude_seen`."""
     bundle, k = served.bundle, queries[0].k
     known, unknown = bundle.known([query.history for query in queries])
     features = [query.user_features for query in queries]
@@ -131,13 +133,13 @@ def _body(served: Served, query: Recommend, found: Found) -> Answer:
     ]
     interests = ""
     if query.explain and not found.popular:
-        reasons = nearest_in_history(served.bundle, found)
+        reasons = _nearest_in_history(served.bundle, found)
         members = [
             f'{member},"because":{json.dumps(reason)}'
             for member, reason in zip(members, reasons, strict=True)
         ]
-        interests = f'"interests":[{",".join(interest_lists(served, query, found))}],'
-    items = ",".join(served.facts.objects(found.item_ids, members))
+        interests = f'"interests":[{",".join(_interest_lists(served, query, found))}],'
+    items = ",".join(served.items.objects(found.item_ids, members))
     body = (
         f'{{"bundle":{served.name_and_version_json},"items":[{items}],{interests}'
         f'"popular":{"true" if found.popular else "false"},"unknown":{json.dumps(found.unknown)}}}'
@@ -146,11 +148,11 @@ def _body(served: Served, query: Recommend, found: Found) -> Answer:
 
 
 def _similar(served: Served, query: Similar) -> Answer:
-    item, _ = served.facts.by_keys([query.key])
+    item, _ = served.items.by_keys([query.key])
     if not item:
         raise UnknownItem(f"the bundle holds no item {query.key!r}")
     near = served.bundle.similar(query.key, min(query.k, served.bundle.num_items - 1))
-    items = served.facts.objects(
+    items = served.items.objects(
         [neighbour.id for neighbour in near],
         [f'"score":{neighbour.score:.6f}' for neighbour in near],
     )
@@ -158,3 +160,41 @@ def _similar(served: Served, query: Similar) -> Answer:
         f'{{"bundle":{served.name_and_version_json},"item":{item[0]},"items":[{",".join(items)}]}}'
     )
     return Answer(body.encode())
+
+
+def _nearest_in_history(bundle: Bundle, found: Found) -> list[dict[str, Any] | None]:
+    """For each recommended item the item of the history with the largest cosine to it."""
+    history = torch.from_numpy(found.history)
+    if not len(history) or not found.item_ids:
+        return [None] * len(found.item_ids)
+    vectors = bundle.item_vectors
+    wanted = normalize(vectors[torch.tensor(found.item_ids)], dim=1)
+    best = (wanted @ normalize(vectors[history], dim=1).T).max(dim=1)  # of [k, L]
+    keys = bundle.item_keys(history[best.indices].tolist())
+    return [
+        {"id": key, "similarity": round(value, 4)}
+        for key, value in zip(keys, best.values.tolist(), strict=True)
+    ]
+
+
+def _interest_lists(served: Served, query: Recommend, found: Found) -> list[str]:
+    """For each of K interests a JSON object: its own list, and its nearest items of the history."""
+    bundle, history = served.bundle, torch.from_numpy(found.history)
+    shown = history[history < len(bundle.history_vectors)][-bundle.history_length :]
+    padded = shown if len(shown) else torch.zeros(1, dtype=torch.long)
+    features = [query.user_features] if query.user_features else None
+    interests = bundle.users(padded[None], features)[0]  # [K, d]
+    exclude = history.expand(len(interests), -1) if query.exclude_seen else None
+    top = bundle.index.search(interests[:, None], min(query.k, bundle.num_items), exclude=exclude)
+    closeness = interests @ normalize(bundle.item_vectors[shown], dim=1).T  # [K, L]
+    order = closeness.argsort(dim=1, descending=True)
+    lists = []
+    for number, (row, scores) in enumerate(zip(top.item_ids, top.scores, strict=True)):
+        ids = row[row > 0].tolist()
+        members = [f'"score":{score:.6f}' for score in scores[: len(ids)].tolist()]
+        distinct = list(dict.fromkeys(shown[order[number]].tolist()))[:NEAREST]
+        lists.append(
+            f'{{"interest":{number},"near":{json.dumps(bundle.item_keys(distinct))},'
+            f'"items":[{",".join(served.items.objects(ids, members))}]}}'
+        )
+    return lists

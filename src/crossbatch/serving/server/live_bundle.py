@@ -1,11 +1,11 @@
-"""A bundle that can be replaced while it serves.
+"""A bundle that can be replaced while the server runs.
 
     live = LiveBundle("main", Path("bundle"))      # opened, verified, warmed, or BundleError
-    live.serving.bundle.recommend(...)             # whoever took `serving` may finish with it
+    live.serving.bundle.recommend(...)             # a request keeps the one it began with
     live.reload()                                  # the old one serves until the new is ready
 
-A bundle is replaced by renaming another folder to its name, or by turning a symbolic link. The old
-files stay mapped until the last request that reads them is answered.
+A bundle is replaced by renaming another folder to its name, or by pointing a symbolic link at
+another folder. The old files stay mapped until the last request that reads them is answered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossbatch.serving import BundleError, open_bundle
 from crossbatch.serving.server.items import ItemFacts
-from crossbatch.serving.server.json_log import event
+from crossbatch.serving.server.monitoring import log_event
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,22 +35,22 @@ REFUSED = "a newer bundle was refused and this one keeps serving; the server's l
 
 @dataclass(frozen=True)
 class Served:
-    """A bundle and the facts of its items: what one request reads from beginning to end."""
+    """An open bundle and its items as JSON: what one request reads from beginning to end."""
 
     bundle: Bundle
-    facts: ItemFacts
+    items: ItemFacts
     num_interests: int
     metrics: dict[str, Any]
     since: datetime
 
     @property
     def name_and_version(self) -> dict[str, str]:
-        """Who answered."""
+        """Name and version of the bundle, part of every answer."""
         return {"name": self.bundle.name, "version": self.bundle.version}
 
     @cached_property
     def name_and_version_json(self) -> str:
-        """The same as text, which every answer holds."""
+        """The same as JSON text."""
         return json.dumps(self.name_and_version)
 
 
@@ -81,14 +81,14 @@ class LiveBundle:
         started = time.perf_counter()
         try:
             fresh = _open(self._path)
-            if self.serving.facts.searchable:
-                fresh.facts.titles()  # nobody should wait for it who did not before
-        except Exception as error:  # whatever is wrong with the new one, the old one is whole
+            if self.serving.items.searchable:
+                fresh.items.titles()  # ready before it serves, as in the old one
+        except Exception as error:  # whatever is wrong with the new one, the old one keeps serving
             self.refused = True
-            event("reload refused", logging.ERROR, slot=self.slot, reason=str(error))
+            log_event("reload refused", logging.ERROR, slot=self.slot, reason=str(error))
             return False
         before, self.serving, self.refused = self.serving, fresh, False
-        event(
+        log_event(
             "reloaded",
             slot=self.slot,
             before=before.bundle.version,
@@ -98,10 +98,10 @@ class LiveBundle:
         return True
 
     def changed(self) -> bool:
-        """Whether another bundle lies at the path, and has come to rest since the last call."""
+        """Whether another bundle is at the path, and did not change since the last call."""
         now = signature(self._path)
-        at_rest, self._polled = now == self._polled, now
-        return at_rest and bool(now) and now != self._tried
+        unchanged, self._polled = now == self._polled, now
+        return unchanged and bool(now) and now != self._tried
 
     def describe(self) -> dict[str, Any]:
         """What `/health` tells of the slot."""
@@ -136,7 +136,7 @@ def _open(path: Path) -> Served:
     """Open, verify and warm what is at the path."""
     for _ in range(ATTEMPTS):
         before = signature(path)
-        folder = path.resolve()  # a link that turns meanwhile must not mix two bundles
+        folder = path.resolve()  # a link that changes meanwhile must not mix two bundles
         served = _warm(open_bundle(folder, verify=True))
         if signature(path) == before:
             return served
@@ -144,7 +144,7 @@ def _open(path: Path) -> Served:
 
 
 def _warm(bundle: Bundle) -> Served:
-    """Read now what files may no longer tell later, and what first requests would wait for."""
+    """Read now what the files may no longer hold later, and what first requests would wait for."""
     bundle.recommend([bundle.item_keys([1])] * 2, min(20, bundle.num_items))
     return Served(
         bundle,

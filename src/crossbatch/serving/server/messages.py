@@ -1,17 +1,31 @@
-"""The shapes of requests and responses; the OpenAPI document is made from them."""
+"""Requests, responses and errors of the HTTP API; the OpenAPI document is made from them.
 
+Every error response is `{"error": {"status": 422, "message": "k: …"}}`. Messages speak of the
+request alone; what went wrong inside the server goes to the log.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
-from crossbatch.serving.server.limits import (
-    MAX_HISTORY,
-    MAX_K,
-    MAX_KEY_LENGTH,
-    MAX_USER_FEATURES,
-)
+from crossbatch.errors import ConfigError
 
-Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_LENGTH)]
+MAX_K = 1_000
+MAX_HISTORY = 1_000
+MAX_KEY_LENGTH = 256
+MAX_SEARCH_LENGTH = 200
+MAX_PAGE_ITEMS = 100
+MAX_OFFSET = 10_000
+MAX_USER_FEATURES = 100
+
+INTERNAL = "something went wrong inside the server; its log tells more"
+DEFAULT_MESSAGES = {404: "there is nothing here", 405: "this path does not take that method"}
 
 
 def _whole(value: object) -> object:
@@ -19,6 +33,7 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_LENGTH)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Slot = Literal["main", "compare"]
 FeatureValue = str | float | int | bool | list[str] | list[float] | None
@@ -162,3 +177,69 @@ class ErrorResponse(BaseModel):
     """The body of every answer that is not a good one."""
 
     error: Error
+
+
+class UnknownItem(Exception):  # noqa: N818 - named for the answer that it leads to
+    """The request names an item that the bundle does not hold."""
+
+
+class Overloaded(Exception):  # noqa: N818
+    """Too many requests wait already."""
+
+
+def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error as JSON."""
+    body = json.dumps({"error": {"status": status, "message": message}}, ensure_ascii=False)
+    return Response(
+        body.encode("utf-8", "replace"), status, dict(headers or {}), media_type="application/json"
+    )
+
+
+def exception_response(error: Exception) -> Response:
+    """The response to a request that raised `error`."""
+    for kind, respond in EXCEPTION_RESPONSES.items():
+        if isinstance(error, kind):
+            return respond(error)
+    return error_response(500, INTERNAL)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Let `app` answer every exception with `exception_response`."""
+
+    def handle(request: Request, error: Exception) -> Response:
+        return exception_response(error)
+
+    for kind in (*EXCEPTION_RESPONSES, Exception):
+        app.add_exception_handler(kind, handle)
+
+
+def _invalid(error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return error_response(400, f"the body is not valid JSON: {first['ctx']['error']}")
+    # ("body", "history", 3) -> history.3; the value itself is not repeated
+    where = ".".join(str(part) for part in first["loc"][1:])
+    return error_response(422, f"{where}: {first['msg']}" if where else str(first["msg"]))
+
+
+def _http(error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = error.detail
+    if message == HTTPStatus(error.status_code).phrase:
+        message = DEFAULT_MESSAGES.get(error.status_code, message)
+    return error_response(error.status_code, message, error.headers)
+
+
+EXCEPTION_RESPONSES: dict[type[Exception], Callable[[Exception], Response]] = {
+    RequestValidationError: _invalid,
+    HTTPException: _http,
+    UnknownItem: lambda error: error_response(404, str(error)),
+    ConfigError: lambda error: error_response(422, str(error)),
+    Overloaded: lambda _: error_response(
+        503, "the server is busy; try again in a second", {"Retry-After": "1"}
+    ),
+    TimeoutError: lambda _: error_response(
+        504, "the answer took too long; try again, or ask for less"
+    ),
+}

@@ -1,4 +1,4 @@
-"""Start the server and run it until it is told to stop."""
+"""Start the server and run it until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from crossbatch.errors import ConfigError
-from crossbatch.serving.server.app import API_PATHS, OPEN_PATHS, build_app
-from crossbatch.serving.server.guard import Guard, is_loopback
-from crossbatch.serving.server.http_protocol import ANSWER_SECONDS, BoundedProtocol
-from crossbatch.serving.server.json_log import event, log_to_stderr
-from crossbatch.serving.server.json_route import ShortCut
+from crossbatch.serving.server.app import API_PATHS, OPEN_PATHS, ShortCut, build_app
+from crossbatch.serving.server.guard import ANSWER_SECONDS, BoundedProtocol, Guard, is_loopback
 from crossbatch.serving.server.live_bundle import LiveBundle
-from crossbatch.serving.server.metrics import Metrics
-from crossbatch.serving.server.observe import Observe
+from crossbatch.serving.server.monitoring import Metrics, RequestMonitor, log_event, log_to_stderr
 from crossbatch.serving.server.service import Service
 
 if TYPE_CHECKING:
@@ -37,13 +33,13 @@ SWITCH_SECONDS = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How to serve.
+    """Options of `crossbatch serve`.
 
     Attributes:
         host: Address to listen on.
         port: 0 for any free one.
         token: What every request must bear; needed for anything but loopback.
-        watch: Take up a new bundle at the same path by itself.
+        watch: Load a new bundle at the same path without a signal.
         timeout: Seconds after which an answer comes too late.
         max_batch: The most requests of one search.
         max_queue: The most requests that may wait for one.
@@ -60,10 +56,10 @@ class ServeOptions:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse to be open to the network by accident."""
+        """Refuse to listen on the network without a token."""
         if self.token is None and not is_loopback(self.host):
             raise ConfigError(
-                f"--host {self.host} would let everybody in the network ask: pass --token-file "
+                f"--host {self.host} would let everyone on the network ask: pass --token-file "
                 "FILE (or CROSSBATCH_TOKEN), or listen on 127.0.0.1"
             )
         if self.token is not None and len(self.token) < MIN_TOKEN_LENGTH:
@@ -111,22 +107,15 @@ def serve(path: Path, options: ServeOptions, *, compare: Path | None = None) -> 
 
 
 def protected_app(bundles: dict[str, LiveBundle], options: ServeOptions) -> ASGIApp:
-    """The application with everything around it."""
+    """The application inside its guard and its monitoring."""
     metrics = Metrics()
-    service = Service(
-        bundles,
-        metrics,
-        timeout=options.timeout,
-        max_batch=options.max_batch,
-        max_queue=options.max_queue,
-        watch=options.watch,
-    )
-    guarded = Guard(ShortCut(build_app(service)), token=options.token, open_paths=OPEN_PATHS)
-    return Observe(guarded, metrics=metrics, paths=API_PATHS | OPEN_PATHS)
+    app = ShortCut(build_app(Service(bundles, metrics, options)))
+    guarded = Guard(app, token=options.token, open_paths=OPEN_PATHS)
+    return RequestMonitor(guarded, metrics=metrics, paths=API_PATHS | OPEN_PATHS)
 
 
 class _Server(uvicorn.Server):
-    """Tells when it listens and when it has stopped."""
+    """uvicorn's server with log lines when it listens and when it stops."""
 
     def __init__(self, config: uvicorn.Config, bundles: dict[str, LiveBundle]) -> None:
         super().__init__(config)
@@ -138,14 +127,14 @@ class _Server(uvicorn.Server):
         host, port = sockets[0].getsockname()[:2]
         names = {slot: live.serving.name_and_version for slot, live in self._bundles.items()}
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        event("listening", url=url, bundles=names)
+        log_event("listening", url=url, bundles=names)
         sys.stdout.write(f"Open {url} in a browser; Ctrl-C stops.\n")
         sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        event("stopping")
+        log_event("stopping")
         await super().shutdown(sockets)
-        event("stopped")
+        log_event("stopped")
 
 
 def _listen(options: ServeOptions) -> socket.socket:
@@ -157,7 +146,8 @@ def _listen(options: ServeOptions) -> socket.socket:
             f"cannot listen on {options.host} port {options.port} "
             f"({getattr(error, 'strerror', None) or error}); pass another --port or --host"
         ) from None
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux: what the kernel holds, nobody else can drop
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux drops what a client does not read, even after
+        # the whole answer is in the kernel's buffers
         milliseconds = round(1000 * ANSWER_SECONDS)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     return listening

@@ -1,59 +1,164 @@
-"""What the application asks: the bundles, the queue in front of them, how they are renewed."""
+"""The service behind the HTTP paths: bundles, a queue in front of them, reloading.
+
+Requests that arrive together are answered together, with one call of the tower and one search.
+While the worker thread computes one batch the next one collects, so that batches grow with the
+load.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from crossbatch.errors import ConfigError
 from crossbatch.serving.server.answers import Answer, Query, answer_all
-from crossbatch.serving.server.batching import Batcher, Overloaded
-from crossbatch.serving.server.json_log import event
+from crossbatch.serving.server.messages import Overloaded
+from crossbatch.serving.server.monitoring import log_event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from crossbatch.serving.server.live_bundle import LiveBundle
-    from crossbatch.serving.server.metrics import Metrics
+    from crossbatch.serving.server.monitoring import Metrics
+    from crossbatch.serving.server.run import ServeOptions
 
+Q = TypeVar("Q")
+A = TypeVar("A")
 T = TypeVar("T")
 
 WATCH_SECONDS = 1.0
 MAX_LOOKUPS = 32  # searches for titles that may wait
 
 
-class Service:
-    """Answers questions with the bundles that serve at the time.
+@dataclass(frozen=True, slots=True)
+class _Waiting(Generic[Q, A]):
+    query: Q
+    future: asyncio.Future[A]
+    since: float
+
+
+class Batcher(Generic[Q, A]):
+    """A bounded queue in front of one worker thread.
 
     Args:
-        bundles: By slot; "main" is always there.
-        metrics: Where to count.
-        timeout: Seconds after which an answer comes too late.
-        max_batch: The most requests of one search.
-        max_queue: The most requests that may wait for one.
-        watch: Whether a new bundle at the same path is taken up by itself.
+        answer: Called in the worker thread with 1 to `max_batch` queries; returns one answer for
+            each, in order. An exception in the place of an answer goes to that caller alone; a
+            raised one goes to all of the batch.
+        max_batch: The most queries of one call.
+        max_wait: Seconds that a query waits for others: one search for ten queries costs far less
+            than ten. Those that arrive while a batch is computed have waited already.
+        max_queue: The most queries that may wait; further ones are refused at once.
+        on_batch: Called with the size of every batch.
     """
 
     def __init__(
         self,
-        bundles: Mapping[str, LiveBundle],
-        metrics: Metrics,
+        answer: Callable[[Sequence[Q]], Sequence[A | Exception]],
         *,
-        timeout: float = 10.0,
         max_batch: int = 64,
+        max_wait: float = 0.002,
         max_queue: int = 512,
-        watch: bool = False,
+        on_batch: Callable[[int], object] = bool,
+    ) -> None:
+        for name, value in (("max_batch", max_batch), ("max_queue", max_queue)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self._answer, self._on_batch = answer, on_batch
+        self._max_batch, self._max_wait, self._max_queue = max_batch, max_wait, max_queue
+        self._waiting: deque[_Waiting[Q, A]] = deque()
+        self._arrived = asyncio.Event()
+
+    def __len__(self) -> int:
+        """How many queries wait."""
+        return len(self._waiting)
+
+    async def ask(self, query: Q) -> A:
+        """Queue one query and wait for its answer.
+
+        Raises:
+            Overloaded: If too many wait already.
+        """
+        if len(self._waiting) >= self._max_queue:
+            raise Overloaded
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[A] = loop.create_future()
+        self._waiting.append(_Waiting(query, future, loop.time()))
+        self._arrived.set()
+        return await future
+
+    async def run(self) -> None:
+        """Answer until cancelled; queries that still wait then are cancelled too."""
+        loop = asyncio.get_running_loop()
+        batch: list[_Waiting[Q, A]] = []
+        with ThreadPoolExecutor(1, thread_name_prefix="search") as worker:
+            try:
+                while True:
+                    batch = await self._next_batch()
+                    if batch:
+                        self._on_batch(len(batch))
+                        queries = [waiting.query for waiting in batch]
+                        answers = await loop.run_in_executor(worker, self._answer_safely, queries)
+                        _deliver(batch, answers)
+            finally:
+                for waiting in (*batch, *self._waiting):
+                    waiting.future.cancel()
+
+    async def _next_batch(self) -> list[_Waiting[Q, A]]:
+        """The oldest queries, after a short wait for more; those whose caller left are dropped."""
+        await self._arrived.wait()
+        left = self._waiting[0].since + self._max_wait - asyncio.get_running_loop().time()
+        if left > 0 and len(self._waiting) < self._max_batch:
+            await asyncio.sleep(left)
+        batch: list[_Waiting[Q, A]] = []
+        while self._waiting and len(batch) < self._max_batch:
+            waiting = self._waiting.popleft()
+            if not waiting.future.done():
+                batch.append(waiting)
+        if not self._waiting:
+            self._arrived.clear()
+        return batch
+
+    def _answer_safely(self, queries: Sequence[Q]) -> Sequence[A | Exception]:
+        try:
+            return self._answer(queries)
+        except Exception as error:  # the loop must outlive every batch
+            return [error] * len(queries)
+
+
+def _deliver(batch: Sequence[_Waiting[Q, A]], answers: Sequence[A | Exception]) -> None:
+    for waiting, answer in zip(batch, answers, strict=True):
+        if waiting.future.done():
+            continue
+        if isinstance(answer, Exception):
+            waiting.future.set_exception(answer)
+        else:
+            waiting.future.set_result(answer)
+
+
+class Service:
+    """Answers queries with the bundles that serve at the time.
+
+    Args:
+        bundles: By slot; "main" is always there.
+        metrics: Where to count.
+        options: Timeout, sizes of batches and queue, whether to watch the paths.
+    """
+
+    def __init__(
+        self, bundles: Mapping[str, LiveBundle], metrics: Metrics, options: ServeOptions
     ) -> None:
         self.bundles, self.metrics = bundles, metrics
-        self._timeout, self._watch = timeout, watch
+        self._timeout, self._watch = options.timeout, options.watch
         self._batcher: Batcher[Query, Answer] = Batcher(
             partial(answer_all, bundles),
-            max_batch=max_batch,
-            max_queue=max_queue,
+            max_batch=options.max_batch,
+            max_queue=options.max_queue,
             on_batch=metrics.batch_size.observe,
         )
         metrics.waiting.set_function(lambda: len(self._batcher))
@@ -61,7 +166,7 @@ class Service:
         self._lookups_waiting = 0
         self._reloading = asyncio.Lock()
         for live in bundles.values():
-            self._show(live)
+            self._publish(live)
 
     def slot(self, name: str) -> LiveBundle:
         """The live bundle of a slot.
@@ -103,12 +208,12 @@ class Service:
             self._lookups_waiting -= 1
 
     def prepare(self, live: LiveBundle) -> None:
-        """Build the search over titles in the background: whoever looks at items will want it."""
-        if not live.serving.facts.searchable:
-            self._lookups.submit(live.serving.facts.titles)
+        """Build the title search in the background: a client that lists items will search soon."""
+        if not live.serving.items.searchable:
+            self._lookups.submit(live.serving.items.titles)
 
     async def reload(self) -> None:
-        """Take up the bundles that lie at the paths now, one after the other."""
+        """Load the bundles that are at the paths now, one after the other."""
         async with self._reloading:
             for live in self.bundles.values():
                 await self._reload(live)
@@ -116,25 +221,23 @@ class Service:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Answer inside this block; SIGHUP reloads."""
-        loop = asyncio.get_running_loop()
-        tasks = [asyncio.create_task(self._batcher.run())]
+        tasks = {asyncio.create_task(self._batcher.run())}
         if self._watch:
-            tasks.append(asyncio.create_task(self._watch_paths()))
-        reloads: set[asyncio.Task[None]] = set()
+            tasks.add(asyncio.create_task(self._watch_paths()))
 
         def hangup() -> None:
             task = asyncio.create_task(self.reload())
-            reloads.add(task)  # a task that nobody holds may vanish
-            task.add_done_callback(reloads.discard)
+            tasks.add(task)  # a task without a reference may be collected
+            task.add_done_callback(tasks.discard)
 
         with contextlib.suppress(NotImplementedError, RuntimeError):  # Windows; a test's thread
-            loop.add_signal_handler(signal.SIGHUP, hangup)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup)
         try:
             yield
         finally:
-            for task in (*tasks, *reloads):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, *reloads, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._lookups.shutdown(wait=False, cancel_futures=True)
 
     async def _watch_paths(self) -> None:
@@ -142,7 +245,7 @@ class Service:
             await asyncio.sleep(WATCH_SECONDS)
             for live in self.bundles.values():
                 if await asyncio.to_thread(live.changed):
-                    event("new bundle seen", slot=live.slot)
+                    log_event("new bundle seen", slot=live.slot)
                     async with self._reloading:
                         await self._reload(live)
 
@@ -152,9 +255,10 @@ class Service:
         self.metrics.reloads.labels(live.slot, "taken" if taken else "refused").inc()
         if taken:
             self.metrics.bundle.remove(live.slot, before["name"], before["version"])
-            self._show(live)
+            self._publish(live)
 
-    def _show(self, live: LiveBundle) -> None:
+    def _publish(self, live: LiveBundle) -> None:
+        """Show in the metrics which bundle serves."""
         names = live.serving.name_and_version
         self.metrics.bundle.labels(live.slot, names["name"], names["version"]).set(1)
         self.metrics.items.labels(live.slot).set(live.serving.bundle.num_items)

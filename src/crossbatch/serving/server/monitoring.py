@@ -1,0 +1,164 @@
+"""What the server reports of itself: JSON log lines, Prometheus metrics, headers for browsers.
+
+log_event("reloaded", slot="main", version="4f1c")
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import sys
+import time
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from crossbatch.serving.server.messages import INTERNAL, error_response
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+logger = logging.getLogger("crossbatch.serving")
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+# The page loads its own files and nothing else, runs no inline script, and cannot be framed.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+CLIENT_LEFT = 499  # status in the log of a request whose client left before the answer
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a log record, its `fields` and its traceback as one JSON object on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line."""
+        line: dict[str, Any] = {
+            "time": _iso_time(record.created),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def log_event(name: str, level: int = logging.INFO, **fields: object) -> None:
+    """Log one event with its fields."""
+    logger.log(level, name, extra={"fields": fields})
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Send our events from `level` on, and uvicorn's warnings, to standard error as JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    for source, least in ((logger, level), (logging.getLogger("uvicorn.error"), logging.WARNING)):
+        source.handlers, source.propagate = [handler], False
+        source.setLevel(least)
+
+
+def _log_request(request_id: str, method: str, path: str, status: int, seconds: float) -> None:
+    """Write a request's line without `logging`, which would cost as much as parsing the request."""
+    if logger.isEnabledFor(logging.INFO):
+        sys.stderr.write(
+            f'{{"time":"{_iso_time(time.time())}","level":"{"error" if status >= 500 else "info"}",'
+            f'"event":"request","id":"{request_id}","method":{json.dumps(method)},'
+            f'"path":{json.dumps(path)},"status":{status},"ms":{1e3 * seconds:.2f}}}\n'
+        )
+
+
+def _iso_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+class Metrics:
+    """The Prometheus metrics of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter("crossbatch_requests", "Requests answered.", ("path", "status"))
+        self.seconds = histogram(
+            "crossbatch_request_seconds",
+            "Time from a request's head to its last byte.",
+            ("path",),
+            buckets=SECONDS,
+        )
+        self.batch_size = histogram(
+            "crossbatch_batch_size", "Requests answered by one search.", buckets=SIZES
+        )
+        self.waiting = gauge("crossbatch_queue_length", "Requests waiting for a search.")
+        self.overloaded = counter("crossbatch_overloaded", "Requests refused by a full queue.")
+        self.unknown_items = counter(
+            "crossbatch_unknown_items", "Items of histories that the bundle does not hold."
+        )
+        self.reloads = counter(
+            "crossbatch_reloads", "New bundles taken up or refused.", ("slot", "outcome")
+        )
+        self.bundle = gauge(
+            "crossbatch_bundle_info",
+            "1 for the bundle that serves now.",
+            ("slot", "name", "version"),
+        )
+        self.items = gauge("crossbatch_bundle_items", "Items of the bundle.", ("slot",))
+
+
+class RequestMonitor:
+    """The outermost ASGI layer: a log line, metrics and protective headers for every request.
+
+    Args:
+        app: The application.
+        metrics: Where to count.
+        paths: Known paths; all others share one label, so that the registry stays small.
+    """
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, paths: frozenset[str]) -> None:
+        self._app, self._metrics, self._paths = app, metrics, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on and record how it ended."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
+        status = CLIENT_LEFT
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                own = [*HEADERS, (b"x-request-id", request_id)]
+                message = {**message, "headers": [*message["headers"], *own]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except Exception:  # the traceback is for the log alone
+            logger.exception("fault")
+            if status == CLIENT_LEFT:
+                await error_response(500, INTERNAL)(scope, receive, send_with_headers)
+        finally:
+            seconds, path = time.perf_counter() - started, scope["path"]
+            label = path if path in self._paths else "other"
+            self._metrics.requests.labels(label, status).inc()
+            self._metrics.seconds.labels(label).observe(seconds)
+            _log_request(request_id.decode(), scope["method"], path, status, seconds)
