@@ -18,6 +18,6 @@ crossbatch evaluate "$out/in_batch" "$out/cross_batch"
 crossbatch recommend "$out/cross_batch" --user 3 -k 10
 echo "6/7  export a bundle: towers, vectors, ids, parity check     -> $out/bundle"
 crossbatch export "$out/cross_batch" --out "$out/bundle" --force --quiet
-echo "7/7  report: curves, diagnostics, configurations            -> $out/report.html"
+echo "7/7  report: curves, diagnostics, configurations             -> $out/report.html"
 crossbatch report "$out/in_batch" "$out/cross_batch" --out "$out/report.html"
 echo "Open $out/report.html in a browser. To try the model by hand: .venv/bin/crossbatch serve $out/bundle"
