@@ -1,12 +1,12 @@
 """Exact and approximate search: time and recall as the catalogue grows.
 
     python benchmarks/ann.py                                # generated: 38 k, 368 k and 1 M items
-    python benchmarks/ann.py --bundle books.bundle          # a bundle of yours, users by popularity
+    python benchmarks/ann.py --bundle books.bundle          # your bundle; histories by popularity
     python benchmarks/ann.py --quick                        # a smoke run, seconds
 
 Recall is the mean share of the exact list of k that is found. CPU milliseconds: of one user alone
-(the least of 20) and of a user in a batch of 256. `hnsw` is faiss's HNSW32 as it
-comes, for comparison; up to 400 k items, for it takes minutes to build beyond.
+(the least of 20) and of a user in a batch of 256. `hnsw` is faiss's HNSW32 with
+default settings, for comparison; up to 400 k items, because beyond it takes minutes to build.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HNSW_ITEMS = 400_000
 
 
 class HNSW:
-    """faiss's graph index, as it comes."""
+    """faiss's graph index with default settings."""
 
     exact = False
 
@@ -48,7 +48,7 @@ class HNSW:
         self._graph.add(vectors[1:].contiguous().numpy())
 
     def search(self, interests: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
-        """Lists for users of one interest."""
+        """Top-k lists for users with one vector each."""
         options = load_faiss().SearchParametersHNSW(efSearch=self.effort)
         found = self._graph.search(interests[:, 0].contiguous().numpy(), k, params=options)
         scores, rows = map(torch.from_numpy, found)

@@ -1,10 +1,10 @@
-"""What a step with `auto` costs next to an in-batch one, both in turns on the same batches.
+"""CPU time of a step with `auto` compared with an in-batch step on the same batches.
 
     python benchmarks/auto_cost.py book-1m ml-1m --recipe recipes/amazon-book-1m.toml
 
-Processor time of a step on one thread, the loading of its batch included, over blocks of steps that
-the two take in turns: a busy machine slows both. The ratio is that of the medians over blocks, with
-the quartiles of the blocks' own ratios.
+Processor time of a step on one thread, including loading its batch. The two alternate in blocks of
+steps, so that a busy machine slows both. The ratio is that of the medians over blocks, with the
+quartiles of the ratios of single blocks.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ HEADS = ("data", "model", "auto took", "in-batch ms", "auto ms", "ratio", "quart
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, nargs="+", help="dataset folders")
-    parser.add_argument("--recipe", type=Path, required=True, help="what all runs share")
+    parser.add_argument("--recipe", type=Path, required=True, help="recipe of all runs")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--models", default="youtube_dnn,gru4rec,mind")
-    parser.add_argument("--blocks", type=int, default=15, help="of each, in turns")
-    parser.add_argument("--steps", type=int, default=100, help="of a block")
+    parser.add_argument("--blocks", type=int, default=15, help="blocks of each of the two")
+    parser.add_argument("--steps", type=int, default=100, help="steps in a block")
     return parser.parse_args()
 
 
 def block(trainer: Trainer, batches: Iterator[Batch], steps: int) -> float:
-    """Milliseconds of a step."""
+    """Milliseconds per step of one block."""
     start = time.process_time()
     for _ in range(steps):
         trainer.train_step(next(batches))
@@ -52,7 +52,7 @@ def block(trainer: Trainer, batches: Iterator[Batch], steps: int) -> float:
 
 
 def compare(dataset: Dataset, recipe: Recipe, blocks: int, steps: int) -> tuple[str, ...]:
-    """One row of the table."""
+    """Time both and return one row of the table."""
     advice = advise(replace(recipe, sampler={"name": "auto"}), dataset)
     sides: list[tuple[Trainer, Iterator[Batch], list[float]]] = []
     for chosen in (replace(recipe, sampler={"name": "in_batch"}), advice.applied_to(recipe)):
@@ -63,7 +63,7 @@ def compare(dataset: Dataset, recipe: Recipe, blocks: int, steps: int) -> tuple[
             history_length=recipe.train.history_length,
             later=trainer.mask_later,
         )
-        block(trainer, batches, 2 * steps)  # until banks are full and caches warm
+        block(trainer, batches, 2 * steps)  # fills banks and warms caches
         sides.append((trainer, batches, []))
     for _ in range(blocks):
         for trainer, batches, taken in sides:

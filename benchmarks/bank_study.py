@@ -1,11 +1,11 @@
-"""Do ways to learn from a bank differ in quality? Trained alike, ranked over the whole catalogue.
+"""Quality of several rules to learn from a bank, trained with the same settings.
 
     python benchmarks/bank_study.py DATASET --recipe recipes/amazon-book-1m.toml --seeds 0,1,2
 
-All rules of `variants.py`, and a bank that is encoded anew at every step, share towers, batches,
-learning rate and length; the bank is read after a quarter of the steps. The model of the best
-validation recall@50 is measured on the test users. Finished runs are read from `--out` instead of
-being trained again.
+All rules of `variants.py`, and a bank that is encoded anew at every step, have the same towers,
+batches, learning rate and number of steps; the bank is read after a quarter of the steps. The model
+with the best validation recall@50 is evaluated on the test users, over the whole catalogue.
+Finished runs are read from `--out` instead of being trained again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RULES = OF_CACHED_COLUMNS | {"fresh bank": balanced}
 
 
 class Learner:
-    """Trainer, banks and one rule."""
+    """A trainer, its banks and one rule."""
 
     def __init__(self, rule: str, recipe: Recipe, dataset: Dataset, capacity: int) -> None:
         self.rule, self.recipe = rule, recipe
@@ -65,7 +65,7 @@ class Learner:
         self.items.enqueue(positives)
 
     def _cached(self) -> Candidates:
-        """The bank's rows, as they are or encoded anew."""
+        """The rows of the bank, cached or encoded anew."""
         items = self.items.read()
         if self.rule != "fresh bank" or len(items) == 0:
             return items
@@ -133,7 +133,7 @@ def main() -> None:
 
 
 def print_table(found: dict[str, dict[str, float]], rules: list[str]) -> None:
-    """Means over seeds."""
+    """Print the means over seeds as a Markdown table."""
     names = [
         "valid recall@50",
         "valid recall@50 at the end",

@@ -1,8 +1,8 @@
-"""Lists for a file of users: speed, and memory that does not grow with the file.
+"""Speed and memory of `recommend --users`; memory should not grow with the file.
 
     python benchmarks/batch_users.py BUNDLE --users 100000 1000000
 
-Users are made up: 5 to 30 items each, drawn by popularity. Each size runs in a process of its own.
+Users are generated: 5 to 30 items each, drawn by popularity. Each size runs in its own process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PIECE = 50_000
 
 
 def write_users(bundle_path: Path, users: int, folder: Path) -> None:
-    """Write so many users to `folder/users.parquet`, a piece at a time."""
+    """Write generated users to `folder/users.parquet`, in chunks."""
     bundle = open_bundle(bundle_path, verify=False)
     keys = pl.Series(bundle.item_keys(range(bundle.num_items + 1)))
     weights = np.asarray(bundle.item_counts) / np.asarray(bundle.item_counts).sum()

@@ -1,9 +1,9 @@
-"""What a catalogue needs on R machines, by the arithmetic of `training.distributed.traffic`.
+"""Memory and network traffic of a catalogue on R machines, by `training.distributed.traffic`.
 
     python benchmarks/capacity.py
 
-A model, not a measurement: bytes and operations are counted (the bytes of a step are checked by a
-test), and divided by a network's and a core's speed that you choose.
+An estimate, not a measurement: bytes and operations are counted (a test checks the bytes of a step)
+and divided by the speed of network and core that you choose.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--bank", type=int, default=2432)
     parser.add_argument("--gigabits", type=float, default=10, help="network, per machine")
     parser.add_argument("--gigaflops", type=float, default=50, help="matrix products, per machine")
-    parser.add_argument("--quick", action="store_true", help="nothing to shorten")
+    parser.add_argument("--quick", action="store_true", help="no effect: this is fast")
     options = parser.parse_args()
     print(
         f"d = {options.dim}, M = {options.bank}, L = 20, YouTube DNN; {options.gigabits:g} Gbit/s"

@@ -1,12 +1,12 @@
-"""What stands in for the id vector of an item that nobody has chosen yet: a comparison.
+"""Compares replacements for the id vector of an item without interactions.
 
     crossbatch prepare LOG --items ITEMS --cold-items 0.05 --out data
     crossbatch train recipes/demo.toml --data data --out run
     python benchmarks/cold_start.py run
 
-The dataset must have items withheld from training (`--cold-items`) and the model ids beside
-content. Test users are ranked over all items, lists of 50: recall of withheld items, the share of
-all places that they take (their share of the targets would be fair), recall of everything.
+The dataset must have items withheld from training (`--cold-items`), and the model must use ids and
+content. All items are ranked for the test users, lists of 50: recall of withheld items, their share
+of all places (compare with their share of the targets), and recall of all items.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ K = 50
 
 
 def id_vectors(table: Tensor, counts: np.ndarray) -> dict[str, Tensor | None]:
-    """The candidates; None leaves the rows as initialisation made them."""
+    """The replacements to compare; None keeps the initial rows."""
     ones = (np.asarray(counts) > 0).astype(np.int64)
     return {
         "as initialised": None,
@@ -42,7 +42,7 @@ def id_vectors(table: Tensor, counts: np.ndarray) -> dict[str, Tensor | None]:
 
 @torch.no_grad()
 def measure(saved: SavedRun, cold: Tensor) -> dict[str, float]:
-    """Recall of withheld items and of all, and the places that withheld items take."""
+    """Recall of withheld and of all items, and the withheld items' share of places."""
     index = ExactIndex(encode_items(saved.towers, saved.dataset.num_items))
     is_cold = torch.zeros(saved.dataset.num_items + 1, dtype=torch.bool)
     is_cold[cold] = True

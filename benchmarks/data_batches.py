@@ -34,7 +34,7 @@ LENGTH, MIN_HISTORY = 20, 4
 
 
 class Samples(TorchDataset[tuple[int, Tensor, int]]):
-    """What most code does: one user a call, sequences as arrays in memory."""
+    """The usual data set: one user per call, sequences as arrays in memory."""
 
     def __init__(self, dataset: Dataset) -> None:
         users = np.load(dataset.path / "train_users.npy")

@@ -3,7 +3,8 @@
     python data_pandas.py LOG OUT        # in an environment with pandas and pyarrow
 
 One pass of the min-count filters, ids by popularity, seeded shuffle of users, chronological
-sequences with shuffled ties, 8:1:1 split, frequencies and the exact law of a batch.
+sequences with shuffled ties, 8:1:1 split, frequencies and the exact
+sampling distribution of positives.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MIN_COUNT, MIN_HISTORY = 5, 4
 def load(path: Path) -> pd.DataFrame:
     if path.suffix == ".parquet":
         return pd.read_parquet(path, columns=COLUMNS)
-    # in pieces, or the text of the whole file would be held beside the frame
+    # in chunks, so that the text of the whole file is never in memory
     pieces = pd.read_json(path, lines=True, chunksize=200_000)
     return pd.concat([piece[COLUMNS] for piece in pieces], ignore_index=True)
 
@@ -47,7 +48,7 @@ def prepare(log: pd.DataFrame, out: Path) -> None:
     train = log[log["user_id"] < num_train]
     samples = train[train["position"] >= MIN_HISTORY]
     weights = 1.0 / (samples["length"] - MIN_HISTORY) / num_train
-    law = weights.groupby(samples["item_id"]).sum()
+    probability = weights.groupby(samples["item_id"]).sum()
     lengths = log.groupby("user_id").size()
 
     out.mkdir(parents=True)
@@ -55,7 +56,8 @@ def prepare(log: pd.DataFrame, out: Path) -> None:
     np.save(out / "times.npy", log["time"].to_numpy())
     np.save(out / "offsets.npy", np.concatenate([[0], lengths.cumsum().to_numpy()]))
     np.save(out / "cuts.npy", (lengths * 4 // 5).to_numpy())
-    np.save(out / "sampler_law.npy", law.reindex(range(len(items) + 1), fill_value=0).to_numpy())
+    probability = probability.reindex(range(len(items) + 1), fill_value=0)
+    np.save(out / "sampler_law.npy", probability.to_numpy())
     frequency = train["item_id"].value_counts()
     np.save(
         out / "item_counts.npy", frequency.reindex(range(len(items) + 1), fill_value=0).to_numpy()

@@ -30,7 +30,7 @@ PANDAS = ("pandas==3.0.*", "pyarrow==26.*")
 
 
 class Cost(NamedTuple):
-    """What a process took."""
+    """Time and memory of a process."""
 
     seconds: float
     cpu_seconds: float
@@ -61,7 +61,7 @@ def main() -> None:
 
 def compare(folder: Path, shape: tuple[int, int, int], formats: list[str], repeats: int) -> None:
     pandas = environment(folder / "pandas")
-    # by a process of its own: a child's peak memory is never below its parent's at the start
+    # in its own process: a child's peak memory is never below its parent's at the start
     run(sys.executable, __file__, "--write", folder, "--shape", *shape)
     logs = {name: folder / LOGS[name] for name in formats}
     print("| input | tool | seconds | CPU seconds | rows/s | peak MB |\n|---|---|---|---|---|---|")
@@ -114,7 +114,7 @@ write_raw(SynthOptions(*map(int, sys.argv[1:4])), Path(sys.argv[4]))
 
 
 def run(*command: object) -> Cost:
-    """Run a process to its end and return what it took; its output folder is removed."""
+    """Run a process, remove its output folder and return its time and memory."""
     start = time.perf_counter()
     process = subprocess.Popen([str(part) for part in command])
     _, status, usage = os.wait4(process.pid, 0)

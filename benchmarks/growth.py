@@ -3,10 +3,10 @@
     python benchmarks/growth.py                # minutes; 10 GB of memory for ten million items
     python benchmarks/growth.py --quick        # a smoke run: tiny sizes, numbers mean nothing
 
-One size at a time leaves the paper's shape (batch 128, d = 64, history 20, 313,966 items, M = 2432,
-4 interests). Histories are full: every position is real. CPU time of one thread, lazy Adam; the
-points of a line take turns. Points whose tables would take more than half of the free memory are
-left out, and that is said.
+One size at a time is varied from the paper's shape (batch 128, d = 64, history 20, 313,966 items,
+M = 2432, 4 interests). Histories have no padding. CPU time of one thread, lazy Adam; the points of a
+line are measured in turns. Points whose tables would take more than half of the free memory are skipped,
+with a message.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def measure_line(points: dict[int, Point], rounds: int, seconds: float) -> dict[
     steps, counts = {}, {}
     for size, point in points.items():
         if 2 * point.table_bytes > free_bytes():
-            print(f"  {size:,} left out: {point.table_bytes / 1e9:.1f} GB of tables do not fit")
+            print(f"  {size:,} skipped: {point.table_bytes / 1e9:.1f} GB of tables do not fit")
             continue
         steps[size] = point.prepared()
         timed(steps[size], WARMUP)

@@ -1,7 +1,7 @@
 """A small HTTP load generator: keep-alive connections on a raw socket, JSON bodies made in advance.
 
-Requests leave on a fixed schedule whatever the server does, and a latency counts from the moment at
-which its request was due: a server that stalls cannot hide the requests that it kept waiting.
+Requests are sent on a fixed schedule, however slow the server is, and a latency counts from the
+time at which its request was due: a server that stalls cannot hide the requests that had to wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LENGTH = b"content-length: "
 
 @dataclass
 class Load:
-    """What came back."""
+    """The answers of a load test."""
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the item tower learns from a bank: bias and variance against a true large batch.
+"""Bias and variance of the item gradient with a bank, compared with a true large batch.
 
     crossbatch train recipes/amazon-book-1m.toml --data book-1m --out run
     python benchmarks/item_gradient.py run
@@ -36,7 +36,7 @@ class Tally:
         self.draws = 0
 
     def add(self, gradient: Tensor, truth: Tensor, users: float) -> None:
-        """Take note of one draw."""
+        """Add one draw."""
         self.total += gradient
         self.gap += gradient - truth
         self.squares += float(gradient.square().sum())
@@ -51,7 +51,7 @@ class Tally:
         return (self.squares - float(self.total.square().sum()) / n) / (n - 1)
 
     def bias(self, truth: Tally) -> float:
-        """Unbiased for the squared norms: what a mean of n draws owes to chance is taken off."""
+        """Relative bias; the squared norms are corrected for the noise of a mean of n draws."""
         gap = _squared_mean(self.gap, self.gap_squares, self.draws)
         length = _squared_mean(truth.total, truth.squares, self.draws)
         return (max(gap, 0.0) / length) ** 0.5

@@ -1,9 +1,9 @@
-"""What the cross-batch loss costs, against the least that any such loss must do.
+"""Time and memory of the cross-batch loss, compared with a minimal loss.
 
     python benchmarks/loss.py            # about a minute on one core
     python benchmarks/loss.py --quick    # a few seconds
 
-One interleaved run, so that a busy machine slows all contenders alike. The yardstick is a bare
+One interleaved run, so that a busy machine slows all variants alike. The baseline is a bare
 `logsumexp(u @ C.T).mean()`, forward and backward, over the same columns as constants: no positive,
 no correction, no mask, no gradient for the batch's items. The target is 1.3 times that.
 """

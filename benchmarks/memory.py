@@ -66,14 +66,14 @@ def train(model: str, data: Path, run: Path, steps: int) -> dict[str, float]:
 
 
 def evaluated(journal: Path) -> bool:
-    """Whether a validation pass has been written down."""
+    """Whether the journal has a validation pass."""
     if not journal.exists():
         return False
     return any('"eval"' in line for line in journal.read_text().splitlines())
 
 
 def opening(data: Path, repeats: int = 20) -> float:
-    """Seconds to open a dataset, the median of some."""
+    """Median seconds to open a dataset."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -4,12 +4,11 @@
     python benchmarks/quality.py --data DATASET --out DIR --quick      # a smoke run, minutes
     python benchmarks/quality.py --out DIR --table                     # Markdown from the records
 
-Each peer runs in an environment of its own (`peers/requirements-*.txt`) on exported arrays: the
-very batches that our training sees, in the same order. It returns the vectors of its two towers at
-evenly spaced checkpoints, as our training keeps its own. For every library and variant alike,
-recall@50 on the validation users chooses the learning rate after a quarter of the budget, then the
-checkpoint of the full training that is tested. Every training leaves a record in `DIR/records`;
-finished ones are not repeated.
+Each other library (a *peer*) runs in its own environment (`peers/requirements-*.txt`) on exported
+arrays: the same batches as our training, in the same order. It returns the vectors of its two
+towers at evenly spaced checkpoints. For every library and variant, recall@50 on the validation users
+selects the learning rate after a quarter of the budget, and then the checkpoint of the full
+training that is tested. Every training writes a record to `DIR/records`; finished ones are not repeated.
 """
 
 import argparse
@@ -48,7 +47,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cosine, no dropout": {"model": {"normalize": True}, "loss": {"temperature": 0.1}},
     "dot product": {},
-    # Asked for by name: what distinguishes our GRU and our Adam from TensorFlow's.
+    # Only with --variants: the differences between our GRU and Adam and TensorFlow's.
     "no dropout, dense Adam": {
         "model": {"normalize": True},
         "loss": {"temperature": 0.1},
@@ -194,7 +193,7 @@ class Study:
         return details, self._measure(folder / f"step-{best}.npz", "test").per_user
 
     def export(self) -> None:
-        """Write what a peer sees: our batches in our order, histories to evaluate, item laws."""
+        """Write the input of the peers: batches in our order, histories to evaluate, item q."""
         folder = self.out / "exchange"
         if (folder / "item_counts.npy").exists():
             return
@@ -210,7 +209,7 @@ class Study:
             users = self.dataset.eval_batches(split, history_length=HISTORY_LENGTH)
             arrays[f"{split}_history"] = torch.cat([b.history.int() for b in users]).numpy()
         for name, array in sorted(arrays.items(), key=lambda entry: entry[0] == "item_counts"):
-            np.save(folder / f"{name}.npy", array)  # item_counts last: it says all are there
+            np.save(folder / f"{name}.npy", array)  # item_counts last: it marks completeness
 
     def _measure(self, path: Path, split: str) -> Evaluation:
         with np.load(path) as vectors:
@@ -270,7 +269,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of samples and initialisation")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS)[:3], help="of ours")
     parser.add_argument("--quick", action="store_true", help="200 batches, one learning rate")
-    parser.add_argument("--table", action="store_true", help="only print what was recorded")
+    parser.add_argument("--table", action="store_true", help="only print the records")
     args = parser.parse_args()
     if args.quick:
         args.steps, args.checkpoints, args.lr = 200, 2, [0.003]

@@ -1,9 +1,9 @@
-"""Write what the benchmarks measured into `docs/performance.md`, between its markers.
+"""Write the results of the benchmarks into `docs/performance.md`, between its markers.
 
     python benchmarks/render.py                        # from benchmarks/out, after `make bench`
 
 A section of the page stands between `<!-- name -->` and `<!-- /name -->`; names are those of
-`SECTIONS`. Results of smoke runs are refused.
+`SECTIONS`. Results of quick runs are skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PLOTS = ("steps.svg", "growth.svg")
 
 Document = dict[str, Any]
 
-# Section of the page → file of results and what is made of it.
+# Section of the page → file of results and the function that renders it.
 SECTIONS: dict[str, tuple[str, Callable[[Document], str]]] = {
     "machine": ("steps", speed_line),
     "floors": ("steps", floor_table),
@@ -69,7 +69,7 @@ def main() -> None:
         path = options.results / f"{name}.json"
         document = json.loads(path.read_text()) if path.exists() else None
         if document is None or document["quick"]:
-            print(f"{path}: {'missing' if document is None else 'a smoke run'}, left out")
+            print(f"{path}: {'missing' if document is None else 'a quick run'}, skipped")
         else:
             results[name] = document
     options.page.write_text(rendered(options.page.read_text(), results))

@@ -23,13 +23,13 @@ from crossbatch.retrieval import ExactIndex
 from measure.machine import describe, peak_growth_mib
 from measure.report import header, table_line
 
-MOST_FLOORS, LEAST_FAISS, AIMED_ITEMS = 2, 5, 313_966  # what we set out to reach, and where
+MOST_FLOORS, LEAST_FAISS, AIMED_ITEMS = 2, 5, 313_966  # targets, by number of items and interests
 
 Method = Callable[[Tensor], Tensor | None]
 
 
 def gemm_floor(vectors: Tensor) -> Method:
-    """Only the matrix products, in tiles that stay in cache; nothing is kept."""
+    """Only the matrix products, in tiles that stay in cache; results are discarded."""
 
     def run(interests: Tensor) -> None:
         queries = interests.flatten(0, 1)
@@ -43,7 +43,7 @@ def gemm_floor(vectors: Tensor) -> Method:
 
 
 def matmul_topk(vectors: Tensor, k: int) -> Method:
-    """What everybody writes first, in blocks of users so that it fits in memory."""
+    """The plain `matmul` and `topk`, in blocks of users that fit in memory."""
 
     def run(interests: Tensor) -> Tensor:
         lists = []

@@ -9,8 +9,8 @@ schedule (`--rate` for the first size, at most half of what it can do for the ot
 each latency from the moment at which its request was due. A request is one history of 20 items and
 asks for 20 recommendations with titles.
 
-Wall-clock numbers mean something on an otherwise idle machine only; the load average is printed.
-The server's CPU time per request does not depend on others as much.
+Wall-clock numbers are only meaningful on an otherwise idle machine; the load average is printed.
+The server's CPU time per request depends less on other processes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Server:
         raise SystemExit(f"the server did not start: {log.read_text()}")
 
     def cpu_seconds(self) -> float:
-        """All that the process has used so far."""
+        """CPU seconds that the process has used so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
@@ -97,7 +97,7 @@ class Server:
         return next(int(x.split()[1]) for x in lines if x.startswith("VmRSS")) / 1024
 
     def stop(self) -> None:
-        """Let it finish."""
+        """Stop the server and wait for it to end."""
         self.process.terminate()
         self.process.wait()
         self._log.close()

@@ -1,12 +1,12 @@
-"""Time of a training step next to other libraries and to the floor, in one interleaved run.
+"""Time of a training step compared with other libraries and a lower bound, in one interleaved run.
 
     python benchmarks/steps.py                            # everything: about ten minutes
     python benchmarks/steps.py --no-peers --only "youtube_dnn [a-z_]*$" --rounds 3
     python benchmarks/steps.py --quick                    # a smoke run: numbers mean nothing
 
 Batch 128, d = 64, history 20, 313,966 items, id and category through MLPs; CPU time of a step on
-one thread, the loading of its batch included; median and quartiles over turns. Peers run in
-environments of their own, which are made at first use (`--venvs`).
+one thread, including loading its batch; median and quartiles over turns. Other libraries (peers)
+run in their own environments, which are created at first use (`--venvs`).
 """
 
 from __future__ import annotations

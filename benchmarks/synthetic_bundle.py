@@ -1,4 +1,4 @@
-"""A bundle of any size, made up: for measuring how fast answers are, not how good.
+"""Generates a bundle of any size, to measure how fast answers are.
 
 Items lie in clusters, as trained ones do, and a history is drawn from few of them.
 """

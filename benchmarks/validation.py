@@ -1,10 +1,10 @@
-"""What a validation pass costs, in training steps: exact ranking of the catalogue for many users.
+"""Cost of a validation pass in training steps: exact ranking of the catalogue for many users.
 
     python benchmarks/validation.py                # three models at the full Amazon-Books shape
     python benchmarks/validation.py --quick        # a smoke run: numbers mean nothing
 
 Steps of cross-batch sampling on one thread, and passes over choices of the validation users on one
-and on all, take turns. Training validates with `train.eval_users`, 5,000 unless told otherwise, and
+and on all, take turns. Training validates with `train.eval_users` users (5,000 by default)
 on all threads.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 USERS = (1_000, TrainConfig().eval_users)
 STEPS, WARMUP, EVAL_EVERY = 64, 24, TrainConfig().eval_every
-CORES = torch.get_num_threads()  # as torch finds them, before anybody has set them
+CORES = torch.get_num_threads()  # torch's default number of threads
 
 
 def measured(model: str, dataset: Dataset, users: tuple[int, ...], rounds: int) -> dict[str, Any]:

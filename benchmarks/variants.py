@@ -1,7 +1,7 @@
-"""Ways to learn from a bank that were tried: published, kept, and kept out of the library.
+"""Rules to learn from a bank that were compared: the published one, ours, and others.
 
-Each is a function of a batch and of what is remembered of earlier ones, and returns the loss whose
-gradients are to be followed. docs/negatives.md says what came of them.
+Each is a function of a batch and of cached vectors of earlier ones, and returns the loss whose
+gradients train the towers. docs/negatives.md has the results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALIKE = 0.8  # cosine to a row's positive from which `ceiling` takes a column fo
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A batch and its memories.
+    """A batch and the cached vectors of earlier batches.
 
     Attributes:
         users: `[B, d]`.
@@ -76,12 +76,12 @@ def in_batch(step: Step) -> Tensor:
 
 
 def paper(step: Step) -> Tensor:
-    """As published: cached columns push the user tower alone."""
+    """As published: cached columns give a gradient to the user tower only."""
     return step.loss(step.users, step.positives, step.positives + step.items)
 
 
 def balanced(step: Step) -> Tensor:
-    """The batch stands in for the bank on the item side."""
+    """The gradient of the batch's items is scaled up to represent the bank's."""
     batch = balanced_columns(step.positives, len(step.items))
     return step.loss(step.users, step.positives, batch + step.items)
 

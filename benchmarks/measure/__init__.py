@@ -1,1 +1,1 @@
-"""What the benchmarks share: shapes, the floor, workers that take turns, tables of ratios."""
+"""Shared by the benchmarks: shapes, the lower bound, interleaved workers, tables of ratios."""

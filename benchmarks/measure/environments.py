@@ -1,4 +1,4 @@
-"""Environments of the peers: one each, every version pinned, made at first use."""
+"""Virtual environments of the peers: one each, versions pinned, created at first use."""
 
 from __future__ import annotations
 

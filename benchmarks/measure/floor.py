@@ -1,4 +1,4 @@
-"""The least time a training step can take here: exact counts over measured speeds.
+"""The floor: a lower bound for the time of a training step, from counts and measured speeds.
 
     floor = FLOP / GEMM speed + rows · 6 · 4d bytes / bandwidth + exponentials · cost of one
 
@@ -14,7 +14,7 @@ forward and backward, over real history positions only (padding is free):
 Items are described by w = 2d numbers, id and category, in both towers.
 A row of the id table costs its weight and two moments, read and written: 6 · 4d bytes.
 Each logit, gate and routing weight costs one exponential. Everything else (biases, masks, random
-draws, small tables, the towers' own optimiser, batch assembly) is counted as free: it is a floor.
+draws, small tables, the towers' own optimiser, batch assembly) counts as free.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def columns(sampler: str, shape: Shape) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one step must do at least.
+    """The least work of one step.
 
     Attributes:
         flop: By part of the step.
@@ -117,7 +117,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What the machine can do, measured in the same run as the steps."""
+    """Speed of the machine, measured in the same run as the steps."""
 
     flop_per_second: float
     bytes_per_second: float

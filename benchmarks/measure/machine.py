@@ -1,4 +1,4 @@
-"""Where numbers come from: the machine's description, and its speed at the three things that count.
+"""Description of the machine, and probes of its speed: matrix products, memory, exponentials.
 
 Each probe does a fixed amount of work; its CPU time gives a speed.
 """

@@ -1,4 +1,4 @@
-"""A training step of any size on made-up batches, for curves of how its cost grows."""
+"""A training step of any size on generated batches, for growth curves."""
 
 from __future__ import annotations
 

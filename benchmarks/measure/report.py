@@ -97,7 +97,7 @@ def markdown(document: Document) -> str:
 
 
 def speed_line(document: Document) -> str:
-    """Where and how fast: machine, versions of everybody, what the probes measured."""
+    """Where and how fast: machine, versions of all libraries, speeds of the probes."""
     machine = ", ".join(f"{key} {value}" for key, value in document["machine"].items())
     found: dict[str, dict[str, None]] = {}
     for row in document["rows"].values():

@@ -66,7 +66,7 @@ class Run:
         return [row for count, labels in wanted.items() for row in self._ours(count, labels)]
 
     def peer_rows(self) -> Iterator[Row]:
-        """Everything the peers offer."""
+        """All rows of the peers."""
         samples = self._export()
         for module, environment in PEERS.items():
             python = Path(sys.executable)

@@ -1,4 +1,4 @@
-"""What the project set out to reach, as ratios between rows of one run; shown, never asserted."""
+"""Targets, as ratios between rows of one run; they are shown, never asserted."""
 
 from __future__ import annotations
 

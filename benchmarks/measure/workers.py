@@ -1,4 +1,4 @@
-"""The driver's side of an interleaved run: processes that step when told."""
+"""Worker processes of an interleaved run, as seen by the driver."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Worker:
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         while not (line := self._process.stdout.readline()).startswith("{"):
-            if not line:  # otherwise a library's chatter
+            if not line:  # other lines are output of a library
                 raise RuntimeError(f"worker {self.name} ended; see {self.log}")
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -116,14 +116,14 @@ class Row:
         self.count = count
 
     def turn(self) -> None:
-        """Take one turn; what the others have left in the caches is not the step's to pay for."""
+        """Take one turn; untimed steps first replace what other rows left in the caches."""
         cpu, wall = self.worker.steps(self.name, self.count, untimed=self.count // 2)
         self.cpu.append(cpu)
         self.wall.append(wall)
 
 
 def interleave(rows: Sequence[Row], rounds: int) -> None:
-    """Every row once a round, the order turning, so that a busy machine slows all alike."""
+    """Time every row once per round, in rotating order, so that a busy machine slows all alike."""
     for number in range(rounds):
         shift = number % len(rows)
         for row in [*rows[shift:], *rows[:shift]]:

@@ -1,1 +1,1 @@
-"""What other libraries do with the same data, each in an environment of its own."""
+"""Other libraries on the same data, each in its own environment."""

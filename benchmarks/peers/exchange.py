@@ -1,4 +1,4 @@
-"""What `quality.py` hands to a peer and what it takes back: plain NumPy files, nothing else shared.
+"""Files that `quality.py` exchanges with a peer: plain NumPy arrays, nothing else.
 
 A peer's script runs in the peer's own environment, which has no crossbatch.
 """

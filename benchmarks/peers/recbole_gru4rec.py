@@ -31,7 +31,7 @@ FIELDS = {
 
 
 class Catalogue:
-    """All that the model asks of RecBole's dataset: how many items there are."""
+    """Stands for RecBole's dataset, of which the model only needs the number of items."""
 
     def __init__(self, num_items: int) -> None:
         self.num_items = num_items

@@ -1,6 +1,6 @@
 """torch-rechub's `YoutubeDNN` with its list-wise softmax and its trainer's step, on our samples.
 
-As in its MovieLens example: negatives by the word2vec law (count^0.75), cosine over temperature
+As in its MovieLens example: negatives by word2vec's rule (count^0.75), cosine over temperature
 0.02, weight decay 1e-6. Unlike there: 127 negatives per sample, as many as a batch of 128 gives,
 instead of 3; drawn anew for every step instead of once; padding masked.
 """
@@ -41,8 +41,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(task.seed)
     rng = np.random.default_rng(task.seed)
-    law = task.load("item_counts").astype(np.float64) ** 0.75
-    cumulative = np.cumsum(law / law.sum())
+    weights = task.load("item_counts").astype(np.float64) ** 0.75
+    cumulative = np.cumsum(weights / weights.sum())
     model = build(task.num_items)
     trainer = MatchTrainer(
         model, mode=2, optimizer_params={"lr": task.lr, "weight_decay": OPTIONS["weight_decay"]}

@@ -1,4 +1,4 @@
-"""A worker's side of an interleaved run: build what is asked for, step when told, report CPU time.
+"""A worker of an interleaved run: builds rows, steps on request, reports CPU time.
 
     {"prepare": "in-batch", "warmup": 400, "seconds": 5}   ->   {"ready": "in-batch"}
     {"steps": "in-batch", "count": 64, "untimed": 32}      ->   {"cpu": 0.11, "wall": 0.11}
@@ -23,7 +23,7 @@ def serve(rows: Mapping[str, Callable[[], Step]], packages: tuple[str, ...]) -> 
         rows: What can be timed by name; calling the value builds it and returns its step.
         packages: Whose versions to report.
     """
-    # Libraries print as they like; the answers have standard output to themselves.
+    # Output of libraries goes to standard error; standard output is for the answers only.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     steps: dict[str, Step] = {}

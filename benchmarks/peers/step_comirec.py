@@ -1,4 +1,4 @@
-"""A step as ComiRec's code takes it: ids alone, `sampled_softmax_loss`, TensorFlow 1's Adam.
+"""A step like that of ComiRec's code: ids alone, `sampled_softmax_loss`, TensorFlow 1's Adam.
 
 Written for this benchmark from the paper's description: a table of items, the masked mean of the
 history through a dense layer, 1280 log-uniform negatives shared by the batch, and

@@ -68,7 +68,7 @@ def mind(samples: Samples, count: int) -> Step:
     item, history = item_features(samples)
     rows = samples.num_items + 1
     history.pooling = "concat"
-    user = SparseFeature("user", 2, embed_dim=DIM)  # the model cannot do without one
+    user = SparseFeature("user", 2, embed_dim=DIM)  # the model requires one
     others = SequenceFeature("negatives", rows, embed_dim=DIM, pooling="concat", shared_with="item")
     model = MIND([user], [history], [item], [others], max_length=samples.history.shape[1])
     trainer = MatchTrainer(model, mode=2)

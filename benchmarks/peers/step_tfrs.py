@@ -34,7 +34,7 @@ class TwoTower(tfrs.Model):  # type: ignore[misc]
         super().__init__()
         rows = samples.num_items + 1
         counts = np.bincount(samples.items, minlength=rows) + 1.0
-        self.law = tf.constant(counts / counts.sum(), dtype=tf.float32)
+        self.probabilities = tf.constant(counts / counts.sum(), dtype=tf.float32)
         self.ids = tf.keras.layers.Embedding(rows, DIM, mask_zero=True)
         self.categories = tf.keras.layers.Embedding(samples.num_categories, DIM)
         self.pooling = tf.keras.layers.GlobalAveragePooling1D()
@@ -49,7 +49,7 @@ class TwoTower(tfrs.Model):  # type: ignore[misc]
         return self.task(
             users,
             self.item(self.joined(items, categories)),
-            candidate_sampling_probability=tf.gather(self.law, items),
+            candidate_sampling_probability=tf.gather(self.probabilities, items),
             candidate_ids=items,
             compute_metrics=False,
         )

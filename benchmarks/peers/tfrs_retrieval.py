@@ -28,10 +28,12 @@ TOWERS = {
 class TwoTower(tfrs.Model):  # type: ignore[misc]
     """A history tower over the item table, which is the candidate tower."""
 
-    def __init__(self, table: tf.keras.layers.Layer, tower: tf.keras.Model, law: np.ndarray):
+    def __init__(
+        self, table: tf.keras.layers.Layer, tower: tf.keras.Model, probabilities: np.ndarray
+    ):
         super().__init__()
         self.table, self.tower = table, tower
-        self.law = tf.constant(law, dtype=tf.float32)
+        self.probabilities = tf.constant(probabilities, dtype=tf.float32)
         self.task = tfrs.tasks.Retrieval(
             temperature=OPTIONS["temperature"],
             remove_accidental_hits=OPTIONS["remove_accidental_hits"],
@@ -55,7 +57,7 @@ class TwoTower(tfrs.Model):  # type: ignore[misc]
         return self.task(
             self.users(history),
             self.items(ids),
-            candidate_sampling_probability=tf.gather(self.law, ids),
+            candidate_sampling_probability=tf.gather(self.probabilities, ids),
             candidate_ids=ids,
             compute_metrics=False,
         )
