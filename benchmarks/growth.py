@@ -3,10 +3,10 @@
     python benchmarks/growth.py                # minutes; 10 GB of memory for ten million items
     python benchmarks/growth.py --quick        # a smoke run: tiny sizes, numbers mean nothing
 
-One size at a time is varied from the paper's shape (batch 128, d = 64, history 20, 313,966 items,
-M = 2432, 4 interests). Histories have no padding. CPU time of one thread, lazy Adam; the points of a
-line are measured in turns. Points whose tables would take more than half of the free memory are skipped,
-with a message.
+One size at a time is varied from the paper's shape (batch 128, d = 64, history 20, 313,966 items, M
+= 2432, 4 interests). Histories have no padding. CPU time of one thread, lazy Adam; the points of a
+line are measured in turns. Points whose tables would take more than half of the free memory are
+skipped, with a message.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@
 
 Each other library (a *peer*) runs in its own environment (`peers/requirements-*.txt`) on exported
 arrays: the same batches as our training, in the same order. It returns the vectors of its two
-towers at evenly spaced checkpoints. For every library and variant, recall@50 on the validation users
-selects the learning rate after a quarter of the budget, and then the checkpoint of the full
-training that is tested. Every training writes a record to `DIR/records`; finished ones are not repeated.
+towers at evenly spaced checkpoints. For every library and variant, recall@50 on the validation
+users selects the learning rate after a quarter of the budget, and then the checkpoint of the full
+training that is tested. Every training writes a record to `DIR/records`; finished ones are not
+repeated.
 """
 
 import argparse

@@ -33,7 +33,7 @@ class TwoTower(tfrs.Model):  # type: ignore[misc]
     ):
         super().__init__()
         self.table, self.tower = table, tower
-        self.probabilities = tf.constant(probabilities, dtype=tf.float32)
+        self.probabilities = tf.constant(q, dtype=tf.float32)
         self.task = tfrs.tasks.Retrieval(
             temperature=OPTIONS["temperature"],
             remove_accidental_hits=OPTIONS["remove_accidental_hits"],
