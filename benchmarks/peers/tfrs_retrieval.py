@@ -28,9 +28,7 @@ TOWERS = {
 class TwoTower(tfrs.Model):  # type: ignore[misc]
     """A history tower over the item table, which is the candidate tower."""
 
-    def __init__(
-        self, table: tf.keras.layers.Layer, tower: tf.keras.Model, probabilities: np.ndarray
-    ):
+    def __init__(self, table: tf.keras.layers.Layer, tower: tf.keras.Model, q: np.ndarray):
         super().__init__()
         self.table, self.tower = table, tower
         self.probabilities = tf.constant(q, dtype=tf.float32)
