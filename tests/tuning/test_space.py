@@ -11,7 +11,7 @@ import optuna
 from crossbatch.config import Recipe
 from crossbatch.errors import ConfigError
 from crossbatch.tuning import Choice, Range, Space, default_space, read_space
-from crossbatch.tuning.toml_text import recipe_toml, toml_value
+from crossbatch.tuning.space import toml_value
 
 VALUES = st.recursive(
     st.booleans()
@@ -31,20 +31,6 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_a_value_is_read_back_as_it_was(value):
     assert tomllib.loads(f"value = {toml_value(value)}")["value"] == value
-
-
-def test_a_recipe_is_read_back_as_it_was(tmp_path):
-    recipe = Recipe.from_dict(
-        {
-            "model": {"name": "mind", "tower": {"interests": 4}, "item_features": ["title"]},
-            "sampler": {"name": "cross_batch", "capacity": 64, "item_gradient": "balanced"},
-            "train": {"lr": 1e-05},
-        }
-    )
-    path = tmp_path / "recipe.toml"
-    path.write_text(recipe_toml(recipe, "two\n\nlines"))
-    assert Recipe.load(path) == recipe
-    assert path.read_text().startswith("# two\n#\n# lines\n\n[model]\n")
 
 
 def written(tmp_path, text):

@@ -1,4 +1,4 @@
-"""Searches on a tiny dataset: interrupted or not, they end alike; what is hopeless is given up."""
+"""Searches on a tiny dataset: interrupted ones end like others, and bad trials are pruned."""
 
 import json
 
@@ -15,7 +15,8 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.training import fit
 from crossbatch.tuning import Choice, Range, Space
 from crossbatch.tuning import study as module
-from crossbatch.tuning.study import Judge, tune
+from crossbatch.tuning.outcome import write_outcome
+from crossbatch.tuning.study import PruningTracker, tune
 
 RECIPE = Recipe.from_dict(
     {
@@ -46,7 +47,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(dataset, tmp_path_factory):
-    """A study that nobody interrupted, and its folder."""
+    """An uninterrupted study and its folder."""
     out = tmp_path_factory.mktemp("study") / "whole"
     return tune(dataset, RECIPE, out, trials=TRIALS, space=SPACE), out
 
@@ -66,7 +67,7 @@ def test_the_first_trial_is_the_recipe_itself(whole, dataset, tmp_path):
     assert first.values == [result["valid"]["recall@50"]]
 
 
-def test_hopeless_trials_are_pruned_early_and_the_best_is_not(whole):
+def test_bad_trials_are_pruned_early_and_the_best_is_not(whole):
     study, _ = whole
     pruned = [t for t in study.trials if t.state.name == "PRUNED"]
     assert pruned
@@ -77,16 +78,16 @@ def test_hopeless_trials_are_pruned_early_and_the_best_is_not(whole):
 
 def test_a_killed_study_ends_as_one_that_was_not(whole, dataset, tmp_path, monkeypatch):
     """Killed in the middle of a trial, after the study heard of a step that no checkpoint has."""
-    honest = Judge.event
+    original = PruningTracker.event
     kills = [(1, 30), (3, 45)]
 
     def killing(self, event, step, fields):
-        honest(self, event, step, fields)
+        original(self, event, step, fields)
         if event == "eval" and kills and (self._trial.number, step) == kills[0]:
             kills.pop(0)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Judge, "event", killing)
+    monkeypatch.setattr(PruningTracker, "event", killing)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             tune(dataset, RECIPE, tmp_path / "killed", trials=TRIALS, space=SPACE)
@@ -119,7 +120,7 @@ def test_bug_a_kill_between_two_draws_changed_the_second(
     assert content(again) == content(study)
 
 
-def test_bug_a_kill_before_the_database_made_the_folder_a_stranger(dataset, tmp_path):
+def test_bug_a_kill_before_the_database_made_the_folder_unusable(dataset, tmp_path):
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / ".lock").touch()
     quick = RECIPE.changed(["train.max_steps=15"])
@@ -143,7 +144,7 @@ def test_bug_a_damaged_database_is_one_sentence(dataset, tmp_path):
         tune(dataset, RECIPE, tmp_path / "study", trials=1, space=SPACE)
 
 
-def test_more_trials_go_on_where_the_study_stopped(whole, dataset, tmp_path):
+def test_more_trials_continue_where_the_study_stopped(whole, dataset, tmp_path):
     for trials in (2, 5):
         study = tune(dataset, RECIPE, tmp_path / "more", trials=trials, space=SPACE)
     assert content(study) == content(whole[0])[:5]
@@ -154,17 +155,20 @@ def test_what_it_leaves_behind(whole, dataset, tmp_path):
     rows = json.loads((out / "trials.json").read_text())["rows"]
     assert sorted(row["trial"] for row in rows) == list(range(TRIALS))
     assert rows[0]["trial"] == study.best_trial.number
-    assert "Test users were not looked at" in (out / "trials.md").read_text()
+    assert "Test users were not evaluated" in (out / "trials.md").read_text()
     for run in (out / "trials").iterdir():
         assert not (run / "best").exists()
         result = run / "result.json"
         assert not result.exists() or "test" not in json.loads(result.read_text())
+    text = (out / "best.toml").read_text()
+    assert text.startswith(f"# The best of {TRIALS} trials: number {study.best_trial.number}, ")
     best = Recipe.load(out / "best.toml")
+    assert best == RECIPE.changed(study.best_trial.user_attrs["overrides"])
     result = fit(dataset, best, tmp_path / "best", test=False)
     assert result["valid"]["recall@50"] == study.best_value
 
 
-def test_a_trial_that_diverges_is_failed_and_the_search_goes_on(dataset, tmp_path):
+def test_a_trial_that_diverges_is_failed_and_the_search_continues(dataset, tmp_path):
     space = Space({"train.lr": Choice(("0.01", "1e+30"))})
     study = tune(dataset, RECIPE, tmp_path / "study", trials=4, space=space)
     states = {t.params["train.lr"]: t.state.name for t in study.trials}
@@ -185,7 +189,7 @@ def test_another_study_is_refused(whole, dataset, recipe, space, what):
 
 
 def test_a_folder_of_something_else_is_refused(dataset, tmp_path):
-    (tmp_path / "letter.txt").write_text("dear")
+    (tmp_path / "letter.txt").write_text("text")
     with pytest.raises(ConfigError, match="holds no study"):
         tune(dataset, RECIPE, tmp_path, trials=1)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
@@ -202,3 +206,19 @@ def test_a_setting_that_cannot_be_trained_stops_the_search(dataset, tmp_path, mo
         study_name=None, storage=f"sqlite:///{tmp_path / 'study' / 'study.db'}"
     ).trials
     assert trial.state.name == "FAIL"
+
+
+def test_every_kind_of_setting_survives_best_toml(tmp_path):
+    recipe = Recipe.from_dict(
+        {
+            "model": {"name": "mind", "tower": {"interests": 4}, "item_features": ["title"]},
+            "sampler": {"name": "cross_batch", "capacity": 64, "item_gradient": "balanced"},
+            "train": {"lr": 1e-05},
+        }
+    )
+    study = optuna.create_study(direction="maximize")
+    trial = study.ask()
+    trial.set_user_attr("overrides", [])
+    study.tell(trial, 0.5)
+    write_outcome(study, recipe, tmp_path)
+    assert Recipe.load(tmp_path / "best.toml") == recipe

@@ -1,4 +1,4 @@
-"""Cross-batch negatives in other people's tools: one file each, none imported unless asked for.
+"""Adapters to other tools: one module each, imported only when needed.
 
 | module | tool | extra |
 |---|---|---|
@@ -8,3 +8,22 @@
 
 TensorBoard and MLflow are `crossbatch train --track`, Optuna is `crossbatch tune`.
 """
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Name the extra to install if an import in the body fails."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"this adapter needs {error.name}: pip install 'crossbatch[{extra}]'", name=error.name
+        ) from None

@@ -1,4 +1,4 @@
-"""Hugging Face datasets: a log from there, a prepared dataset back to it.
+"""Hugging Face datasets: read a log from one, convert a prepared dataset to one.
 
     write_log(load_dataset("…", split="train"), "raw", user="user_id", item="asin", time="ts")
     # crossbatch prepare raw --out shop
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crossbatch.adapters.missing import needs
+from crossbatch.adapters import needs
 from crossbatch.errors import ConfigError
 from crossbatch.files import atomic_folder
 
@@ -43,14 +43,14 @@ def write_log(
     """Write a log as a folder that `crossbatch prepare` and `open_source` read.
 
     Args:
-        log: One row an interaction; its other columns (`rating`, say) are kept.
+        log: One row per interaction; its other columns, such as `rating`, are kept.
         out: The folder to create.
         user: Column of user ids.
         item: Column of item ids.
         time: Column of times.
         items: Content of the items, keyed by a column of the same name as in the log.
         users: Content of the users, likewise.
-        overwrite: Whether to replace such a folder.
+        overwrite: Whether to replace an earlier log in `out`.
 
     Returns:
         The folder.
@@ -73,7 +73,7 @@ def write_log(
 
 
 def to_dataset_dict(dataset: Dataset) -> DatasetDict:
-    """A prepared dataset with its splits.
+    """Convert a prepared dataset with its splits.
 
     Returns:
         `train` with columns `user` and `items` (a user's whole training sequence, oldest first);
@@ -94,7 +94,7 @@ def to_dataset_dict(dataset: Dataset) -> DatasetDict:
 
 
 def item_table(dataset: Dataset) -> Table:
-    """The items: `item_id`, `item` (the key in the source), `title` and `count` in training."""
+    """Return the items: `item_id`, `item` (the source's key), `title`, `count` in training."""
     ids = np.arange(1, dataset.num_items + 1)
     return Table(
         pa.table(
@@ -125,7 +125,7 @@ def _held_out(dataset: Dataset, split: str) -> dict[str, pa.Array]:
 
 
 def _renamed(table: Table, names: dict[str, str]) -> Table:
-    """Columns under the names that `crossbatch prepare` looks for."""
+    """Rename columns to the names that `crossbatch prepare` expects."""
     changed = {theirs: ours for theirs, ours in names.items() if theirs != ours}
     taken = [ours for ours in changed.values() if ours in table.column_names]
     return table.remove_columns(taken).rename_columns(changed)

@@ -1,4 +1,4 @@
-"""PyTorch Lightning: a module with `CrossBatchSoftmax` in it, and a callback that keeps it right.
+"""PyTorch Lightning: a callback for modules that use `CrossBatchSoftmax`.
 
     class Towers(LightningModule):
         def __init__(self):
@@ -10,7 +10,7 @@
 
 On one device Lightning saves the bank with the module, and that is enough. On several it is not:
 DistributedDataParallel overwrites every rank's bank with rank 0's at each step, and a checkpoint
-holds rank 0's alone. The callback mends both and logs what the loss can tell of itself.
+holds rank 0's alone. The callback corrects both and logs the loss's diagnostics.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
-from crossbatch.adapters.missing import needs
+from crossbatch.adapters import needs
 from crossbatch.negatives import CrossBatchSoftmax
 
 with needs("lightning"):
@@ -35,7 +35,7 @@ STATE = "crossbatch_ranks"  # key of the checkpoint
 
 
 class CrossBatchCallback(Callback):
-    """Keeps every rank's bank its own, saves and restores all of them, logs diagnostics.
+    """Keeps the banks of the ranks separate, saves and restores them, and logs diagnostics.
 
     Args:
         log_every: Steps between calls of `stats()`, whose cost is about that of a loss; 0 for none.
@@ -49,7 +49,7 @@ class CrossBatchCallback(Callback):
         self.log_every = log_every
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Before the module is wrapped: tell DistributedDataParallel to leave the banks alone."""
+        """Exclude the banks from DistributedDataParallel's buffers, before it wraps the module."""
         known = set(getattr(pl_module, "_ddp_params_and_buffers_to_ignore", ()))
         names = {
             f"{name}.{buffer}"
@@ -62,7 +62,7 @@ class CrossBatchCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log the diagnostics now and then."""
+        """Log the diagnostics every `log_every` steps."""
         if not self.log_every or trainer.global_step % self.log_every:
             return
         losses = losses_of(pl_module)
@@ -84,9 +84,9 @@ class CrossBatchCallback(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Take this rank's bank; the module's weights were restored before.
+        """Restore this rank's bank; the module's weights were restored before.
 
-        Ranks that were not there when it was saved begin with another rank's bank.
+        Ranks beyond the saved number begin with another rank's bank.
         """
         ranks = checkpoint.get(STATE)
         if ranks is None:
@@ -97,7 +97,7 @@ class CrossBatchCallback(Callback):
 
 
 def losses_of(module: LightningModule) -> dict[str, CrossBatchSoftmax]:
-    """The losses with a bank inside a module, by their path in it.
+    """Return the losses with a bank in a module by their path.
 
     Raises:
         ValueError: If there is none.

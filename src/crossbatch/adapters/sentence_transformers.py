@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from crossbatch.adapters.missing import needs
+from crossbatch.adapters import needs
 from crossbatch.negatives import Candidates, CrossBatchSoftmax
 
 with needs("text"):
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
 FILE = "crossbatch_loss.safetensors"
-SEED = 0  # of the text hash; any will do, if it stays
+SEED = 0  # of the text hash; must not change
 
 
 class CrossBatchLoss(nn.Module):
@@ -74,10 +74,10 @@ class CrossBatchLoss(nn.Module):
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
     ) -> Tensor:
-        """Loss of a batch, as the trainer calls it.
+        """Return the loss of a batch, as the trainer calls it.
 
         Args:
-            sentence_features: Tokens of anchors, positives and, maybe, columns of hard negatives.
+            sentence_features: Tokens of anchors, positives and optional columns of hard negatives.
             labels: `[B]` integer ids of the positives, if the data has them.
         """
         columns = list(sentence_features)
@@ -102,7 +102,7 @@ class CrossBatchLoss(nn.Module):
         return self.softmax.stats()
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says of the loss."""
+        """Return the options for the model card."""
         return {
             "capacity": self.softmax.bank.capacity,
             "warmup_steps": self.softmax.warmup_steps,
@@ -117,7 +117,7 @@ class CrossBatchLoss(nn.Module):
 
 
 def text_ids(features: dict[str, Tensor]) -> Tensor:
-    """One integer a text: equal tokens give equal ids, whatever the batch was padded to.
+    """Return one integer per text: equal tokens give equal ids, independent of padding.
 
     Args:
         features: `input_ids` and `attention_mask`, `[B, L]`.
@@ -159,7 +159,7 @@ class SaveBank(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Read it back if training resumes."""
+        """Restore the bank if training resumes."""
         path = _checkpoint(args, state) / FILE
         if state.global_step and path.is_file():
             self.loss.softmax.load_state_dict(load_file(path))

@@ -1,15 +1,16 @@
-"""What a study leaves behind: every trial as a table, and the best one as a recipe."""
+"""The results of a study: a table of its trials, and the best one as a recipe."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import tomli_w
 
 from crossbatch.files import write_file
 from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
 from crossbatch.reproduce.folder import GridFolder
 from crossbatch.reproduce.sheet import Sheet, write_sheet
-from crossbatch.tuning.toml_text import recipe_toml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,19 +30,19 @@ def write_outcome(study: optuna.Study, recipe: Recipe, out: Path) -> list[Path]:
     metric = recipe.train.metric
     note = (
         f"Validation {metric} in per cent, best first; a pruned trial's is its last. "
-        "Trial 0 has the recipe's own values. Test users were not looked at."
+        "Trial 0 has the recipe's own values. Test users were not evaluated."
     )
     page = Sheet("trials", "Search", [_table(rows, metric), note], rows)
     written = write_sheet(GridFolder(out), page)
     if any(row["state"] == "finished" for row in rows):
         best = study.best_trial
         comment = (
-            f"The best of {len(rows)} trials: number {best.number}, validation {metric} "
-            f"{100 * best.values[0]:.2f} %.\n\n"
-            f"  crossbatch train {BEST} --data DATASET --out RUN"
+            f"# The best of {len(rows)} trials: number {best.number}, validation {metric} "
+            f"{100 * best.values[0]:.2f} %.\n#\n"
+            f"#   crossbatch train {BEST} --data DATASET --out RUN\n\n"
         )
-        text = recipe_toml(recipe.changed(best.user_attrs["overrides"]), comment)
-        written.append(write_file(out / BEST, text.encode()))
+        text = tomli_w.dumps(recipe.changed(best.user_attrs["overrides"]).to_dict())
+        written.append(write_file(out / BEST, (comment + text).encode()))
     return written
 
 

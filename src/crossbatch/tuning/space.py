@@ -1,21 +1,22 @@
-"""What a search may change: ranges and choices by key, in the shape of a recipe.
+"""The search space: ranges and choices by key, in the shape of a recipe.
 
     [train]
     lr = { low = 0.0003, high = 0.01, log = true }
     [sampler]
     capacity = [512, 1024, 2432]
 
-Whatever is drawn becomes a `section.key=value` override, as `crossbatch train --set` takes them.
+Every value drawn becomes a `section.key=value` override, as `crossbatch train --set` takes them.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import ConfigError
-from crossbatch.tuning.toml_text import toml_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,24 +47,24 @@ class Range:
             )
 
     def draw(self, trial: optuna.Trial, key: str) -> str:
-        """A value as TOML; four digits are more than any search can tell apart."""
+        """Return a value as TOML, with four digits: a search cannot resolve more."""
         if isinstance(self.low, int) and isinstance(self.high, int):
             return str(trial.suggest_int(key, self.low, self.high, log=self.log))
         return f"{trial.suggest_float(key, self.low, self.high, log=self.log):.4g}"
 
     def own(self, value: object) -> float | None:
-        """The value as a parameter of the search, if it lies in the range."""
+        """Return the value as a parameter of the search, or None if it is outside the range."""
         fits = isinstance(value, int | float) and self.low <= value <= self.high
         return value if fits and isinstance(value, int | float) else None
 
     def ends(self) -> list[str]:
-        """Values that must be valid if the range is."""
-        return [toml_value(self.low), toml_value(self.high)]
+        """Return the values that must be valid if the range is."""
+        return [str(self.low), str(self.high)]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of some values, each as TOML text: Optuna's choices are plain, ours may be tables."""
+    """One of several values as TOML text: Optuna's choices are scalars, these may be tables."""
 
     options: tuple[str, ...]
 
@@ -72,16 +73,16 @@ class Choice:
             raise ConfigError("a list of choices must not be empty")
 
     def draw(self, trial: optuna.Trial, key: str) -> str:
-        """A value as TOML."""
+        """Return one of the values."""
         return str(trial.suggest_categorical(key, self.options))
 
     def own(self, value: object) -> str | None:
-        """The value as a parameter of the search, if it is one of the choices."""
+        """Return the value as a parameter of the search, or None if it is not a choice."""
         text = toml_value(value) if value is not None else ""
         return text if text in self.options else None
 
     def ends(self) -> list[str]:
-        """Values that must be valid."""
+        """Return the values that must be valid."""
         return list(self.options)
 
 
@@ -92,19 +93,19 @@ class Space:
     keys: Mapping[str, Range | Choice]
 
     def own(self, recipe: Recipe) -> dict[str, float | str]:
-        """The recipe's own values, as far as they lie in the space."""
+        """Return the recipe's own values where they lie in the space."""
         document = recipe.to_dict()
         found = {key: each.own(_at(document, key)) for key, each in self.keys.items()}
         return {key: value for key, value in found.items() if value is not None}
 
     def check(self, recipe: Recipe) -> None:
-        """Raise `ConfigError` if a key or value is none that the recipe could have."""
+        """Raise `ConfigError` if the recipe cannot have one of the keys or values."""
         for key, each in self.keys.items():
             for text in each.ends():
                 recipe.changed([f"{key}={text}"])
 
     def describe(self) -> dict[str, list[str]]:
-        """What is searched, as JSON, to tell one study from another."""
+        """Return the space as JSON, to tell one study from another."""
         return {key: [type(each).__name__, repr(each)] for key, each in self.keys.items()}
 
 
@@ -122,8 +123,18 @@ def read_space(path: Path) -> Space:
     return Space(keys)
 
 
+def toml_value(value: object) -> str:
+    """Return a value as TOML on one line, which `--set` reads and `tomli_w` cannot write."""
+    if isinstance(value, dict):
+        quoted = {k: k if re.fullmatch(r"[\w-]+", k, re.ASCII) else toml_value(k) for k in value}
+        return f"{{{', '.join(f'{quoted[k]} = {toml_value(v)}' for k, v in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(entry) for entry in value)}]"
+    return json.dumps(value, ensure_ascii=False)  # a JSON scalar is a TOML scalar
+
+
 def default_space(recipe: Recipe) -> Space:
-    """What moves the metrics most: learning rate, history dropout, temperature, bank size.
+    """Return the settings that affect metrics most: learning rate, dropout, temperature, bank size.
 
     Args:
         recipe: A resolved recipe; its own values always lie in the space.
@@ -132,7 +143,7 @@ def default_space(recipe: Recipe) -> Space:
         "train.lr": _around(recipe.train.lr, 0.0003, 0.01, log=True),
         "model.history_dropout": _around(recipe.model.history_dropout, 0.0, 0.6),
     }
-    if recipe.model.normalize:  # scores of vectors without a fixed length have a scale of their own
+    if recipe.model.normalize:  # other vectors learn their own scale
         keys["loss.temperature"] = _around(recipe.loss.temperature, 0.03, 0.5, log=True)
     if recipe.sampler["name"] == "cross_batch":
         sizes = {size * recipe.train.batch_size for size in BANKS} | {recipe.sampler["capacity"]}
@@ -163,7 +174,7 @@ def _parse(section: Mapping[str, Any], prefix: str) -> dict[str, Range | Choice]
 
 
 def _at(document: Mapping[str, Any], key: str) -> Any:
-    """What a dotted key holds; None if there is nothing."""
+    """Return the value of a dotted key, or None."""
     value: Any = document
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None

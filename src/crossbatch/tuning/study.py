@@ -1,11 +1,11 @@
-"""`tune`: trials of a recipe, pruned by their validation curves; the same call goes on.
+"""`tune`: search by trials of a recipe, pruned by validation curves and resumable.
 
     study = tune(open_dataset("shop"), Recipe.load(Path("recipes/demo.toml")), "study", trials=30)
 
-Each trial is an ordinary run below `STUDY/trials`, with its journal; test users are never looked
-at. Optuna keeps the study in `STUDY/study.db`. A trial that was killed goes on from its checkpoint,
-and every value of every trial is drawn by a generator of its own from the trials before it: a study
-that was interrupted, at whatever moment, ends as one that was not.
+Each trial is an ordinary run below `STUDY/trials`, with its journal; test users are never
+evaluated. Optuna keeps the study in `STUDY/study.db`. The same call resumes a study: a killed trial
+continues from its checkpoint, and each value of each trial is drawn by its own generator from the
+trials before it, so that an interrupted study ends like an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from crossbatch.training.progress import Progress
 
 DATABASE = "study.db"
-UNPRUNED = 4  # trials that set the standard before any is given up
+UNPRUNED = 4  # trials to compare with before any is pruned
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
@@ -51,16 +51,16 @@ def tune(
     progress: Callable[[], Progress] = Silent,
     on_trial: Callable[[optuna.Study, optuna.trial.FrozenTrial], None] = lambda *_: None,
 ) -> optuna.Study:
-    """Search until the study has so many trials, those of earlier sittings included.
+    """Search until the study has `trials` trials, those of earlier sessions included.
 
     Args:
         dataset: What to train on; its validation users decide.
         recipe: Where to start: the first trial has its values, as far as the space does.
-        out: Study folder; made if absent, gone on with if it holds this study.
+        out: Study folder; created if absent, continued if it holds this study.
         trials: How many, in all.
         space: What may change; by default `default_space`.
-        progress: Makes what shows the progress of a trial.
-        on_trial: Told of every finished trial.
+        progress: Creates the progress display of a trial.
+        on_trial: Called with every finished trial.
 
     Raises:
         ConfigError: If the folder holds another study, or a setting cannot be trained at all.
@@ -70,8 +70,8 @@ def tune(
     if trials < 1:
         raise ConfigError(f"trials must be at least 1, got {trials}")
     space.check(recipe)
-    strangers = out.exists() and any(path.name != LOCK for path in out.iterdir())
-    if strangers and not (out / DATABASE).is_file():
+    has_files = out.exists() and any(path.name != LOCK for path in out.iterdir())
+    if has_files and not (out / DATABASE).is_file():
         raise ConfigError(f"{out} is not empty and holds no study; choose another --out")
     folder = RunFolder(out, resume=True)  # its lock keeps two searches apart
     try:
@@ -94,7 +94,7 @@ def tune(
 
 
 def _open_study(dataset: Dataset, recipe: Recipe, space: Space, out: Path) -> optuna.Study:
-    """Make the study, or open it after it proved to be the same one."""
+    """Create the study, or open the existing one if recipe, space and dataset are the same."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     resolved = resolve(recipe, dataset)
     warmup = int(resolved.sampler.get("warmup_steps", 0))
@@ -104,7 +104,7 @@ def _open_study(dataset: Dataset, recipe: Recipe, space: Space, out: Path) -> op
         storage=address,
         direction="maximize",
         load_if_exists=True,
-        # Curves before the bank is read say little of what comes after.
+        # Metrics before the bank is used say little about later ones.
         pruner=optuna.pruners.MedianPruner(n_startup_trials=UNPRUNED, n_warmup_steps=warmup),
     )
     about = {
@@ -128,7 +128,7 @@ def _open_study(dataset: Dataset, recipe: Recipe, space: Space, out: Path) -> op
 
 
 def _next_trial(study: optuna.Study) -> optuna.Trial:
-    """The trial that was killed, if any, else a new one."""
+    """Return the trial that was killed, if any, else a new one."""
     killed = study.get_trials(states=(TrialState.RUNNING,))
     if killed:
         # ask() only makes new trials; an existing one has no public handle but its id.
@@ -137,7 +137,7 @@ def _next_trial(study: optuna.Study) -> optuna.Trial:
 
 
 def _draw(study: optuna.Study, trial: optuna.Trial, space: Space, seed: int) -> list[str]:
-    """Overrides of the recipe; of a trial that was killed at its drawing the same as without."""
+    """Return the overrides of a trial; drawing again after a kill gives the same ones."""
     overrides = []
     for place, (key, each) in enumerate(space.keys.items()):
         states = np.random.SeedSequence((seed, trial.number, place)).generate_state(1)
@@ -158,7 +158,7 @@ def _run_trial(
     overrides = _draw(study, trial, space, recipe.train.seed)
     trial.set_user_attr("overrides", overrides)
     path, metric = _trial_path(out, trial.number), recipe.train.metric
-    judge = Judge(trial, metric, set(study.trials[trial.number].intermediate_values))
+    tracker = PruningTracker(trial, metric, set(study.trials[trial.number].intermediate_values))
     try:
         result = fit(
             dataset,
@@ -166,7 +166,7 @@ def _run_trial(
             path,
             resume=True,
             progress=progress,
-            trackers=(judge,),
+            trackers=(tracker,),
             test=False,
         )
     except optuna.TrialPruned:
@@ -184,7 +184,7 @@ def _run_trial(
 
 
 def _drop_weights(study: optuna.Study, out: Path) -> None:
-    """Of finished trials, of earlier sittings too, the numbers are all that is wanted."""
+    """Delete the weights of finished trials: only their metrics are needed."""
     for trial in study.get_trials(deepcopy=False, states=FINISHED):
         for weights in ("best", "checkpoints"):
             shutil.rmtree(_trial_path(out, trial.number) / weights, ignore_errors=True)
@@ -194,20 +194,20 @@ def _trial_path(out: Path, number: int) -> Path:
     return out / "trials" / f"{number:03d}"
 
 
-class Judge:
-    """A tracker that shows a trial's validation curve to the study and ends what is hopeless.
+class PruningTracker:
+    """A tracker that reports a trial's validation curve to the study and prunes bad trials.
 
     Args:
         trial: The trial.
-        metric: Which of the metrics decides.
-        reported: Steps that the study knows already, from before a kill.
+        metric: Metric to report.
+        reported: Steps that were reported before a kill.
     """
 
     def __init__(self, trial: optuna.Trial, metric: str, reported: set[int]) -> None:
         self._trial, self._metric, self._reported = trial, metric, reported
 
     def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
-        """Report an evaluation; raises `optuna.TrialPruned` out of the training."""
+        """Report an evaluation; raises `optuna.TrialPruned` to end the training."""
         if event != "eval":
             return
         if step not in self._reported:
