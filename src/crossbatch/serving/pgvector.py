@@ -29,7 +29,7 @@ from crossbatch.retrieval import TopK
 from crossbatch.serving.vectors import item_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
@@ -40,7 +40,7 @@ SOCKET_FOLDERS = ("/var/run/postgresql", "/tmp")  # noqa: S108 - where servers p
 COLUMNS = (
     "id bigint PRIMARY KEY, item text NOT NULL UNIQUE, title text NOT NULL, count bigint NOT NULL"
 )
-SSL_MODES = {
+SSL_MODES: dict[str, Callable[[], Any]] = {
     "disable": lambda: False,
     "prefer": lambda: None,
     "require": lambda: True,
