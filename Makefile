@@ -97,7 +97,7 @@ $(VENV)-torch/.ready: pyproject.toml constraints.txt
 # Spark is too large for everyone's environment; Java 17 or newer must be on the PATH.
 .PHONY: test-spark
 test-spark: $(VENV)-spark/.ready  ## both engines of preparation on a real local Spark
-	$(VENV)-spark/bin/python -m pytest -q tests/data/spark
+	$(VENV)-spark/bin/python -m pytest -q tests/data/prepare/test_spark_engine.py tests/data/prepare/test_spark_session.py
 
 $(VENV)-spark/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-spark

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from crossbatch import cli
-from crossbatch.data.readers.reading_errors import blamed
+from crossbatch.data.readers.reading_errors import reader_errors
 from crossbatch.errors import DataError, out_of_memory
 
 SAID = [
@@ -34,9 +34,9 @@ def test_bug_little_memory_is_one_sentence(
 
 
 def test_bug_a_file_was_blamed_for_threads_that_could_not_start() -> None:
-    with pytest.raises(MemoryError), blamed("log.csv"):
+    with pytest.raises(MemoryError), reader_errors("log.csv"):
         raise pl.exceptions.PanicException("could not spawn threads: ThreadPoolBuildError")
-    with pytest.raises(DataError, match=r"log\.csv cannot be read"), blamed("log.csv"):
+    with pytest.raises(DataError, match=r"log\.csv cannot be read"), reader_errors("log.csv"):
         raise pl.exceptions.PanicException("index out of bounds")
 
 

@@ -24,7 +24,7 @@ from safetensors.torch import save
 
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
-from crossbatch.data.folder import MANIFEST, write_manifest
+from crossbatch.data.dataset.manifest import MANIFEST, write_manifest
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import document_checksum, file_crc32, sealed
 from crossbatch.reports.runs import read_run

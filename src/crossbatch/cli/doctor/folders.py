@@ -151,7 +151,7 @@ def journal(folder: Path) -> Iterator[Finding]:
 
 def run_dataset(folder: Path) -> Iterator[Finding]:
     """Check the dataset that a run was trained on."""
-    from crossbatch.data.folder import read_manifest
+    from crossbatch.data.dataset.manifest import read_manifest
 
     trained_on = (_document(folder / "config.json") or {}).get("dataset")
     if trained_on is None:

@@ -2,7 +2,7 @@
 
 The stages in the order they run; `pipeline.prepare` calls them:
 
-1. `read_log` reads the source into a `staged_log` (`times` turns times into microseconds);
+1. `read_log` reads the source into a `staged_log`: numbers on disk;
 2. `filtering` drops rare items and users;
 3. `numbering` gives items and users their final ids;
 4. `sequences` sorts each user's interactions by time, out of memory;
@@ -10,7 +10,7 @@ The stages in the order they run; `pipeline.prepare` calls them:
 6. `sampling_distribution` computes how often each item is a positive of a training batch;
 7. `pipeline` writes keys, titles, features and the manifest.
 
-`local_engine` runs stages 1 to 4 on this machine, `crossbatch.data.spark` on a Spark cluster.
+`local_engine` runs stages 1 to 4 on this machine, `spark_engine` on a Spark cluster.
 """
 
 from __future__ import annotations

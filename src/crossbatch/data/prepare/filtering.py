@@ -18,10 +18,11 @@ class Frequent:
     Attributes:
         users: Kept users by code.  Shape `[U]`, bool.
         items: Kept items by code.  Shape `[I]`, bool.
-        item_counts: What the items' filter last counted; the order of popularity.  Shape `[I]`.
-        user_counts: Interactions of each user with kept items.  Shape `[U]`.
-        dropped_by_item: Interactions that fell with their item.
-        dropped_by_user: Interactions with kept items that fell with their user.
+        item_counts: Counts of the last item filter, for the order of popularity.  Shape `[I]`.
+        user_counts: Interactions of each kept user with kept items, else 0.  Shape `[U]`.
+        rows: Interactions before the filters.
+        dropped_by_item: Interactions dropped with their item.
+        dropped_by_user: Interactions with kept items dropped with their user.
         rounds: How often both filters were applied.
     """
 
@@ -29,6 +30,7 @@ class Frequent:
     items: np.ndarray
     item_counts: np.ndarray
     user_counts: np.ndarray
+    rows: int
     dropped_by_item: int
     dropped_by_user: int
     rounds: int
@@ -63,6 +65,7 @@ def keep_frequent(
         items=items,
         item_counts=item_counts,
         user_counts=np.where(users, user_counts, 0),
+        rows=log.rows,
         dropped_by_item=log.rows - int(with_kept_items.sum()),
         dropped_by_user=int(with_kept_items[~users].sum()),
         rounds=rounds,

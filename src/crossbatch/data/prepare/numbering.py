@@ -1,63 +1,56 @@
-"""Final numbers: items by popularity from 1, users shuffled once."""
+"""Final ids: items from 1 by popularity, users shuffled once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crossbatch.data.prepare.sequences import Numbering
 from crossbatch.data.prepare.splits import user_bounds
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
     from crossbatch.data.prepare.filtering import Frequent
     from crossbatch.data.prepare.options import PrepareOptions
-    from crossbatch.data.prepare.staged_log import StagedLog
+    from crossbatch.data.prepare.staged_log import LogChunk, StagedLog
 
 
-Recount = Callable[[Numbering], np.ndarray]
-"""`recount(numbering)`: how many interactions each user row keeps.  Shape `[num_users]`, int64."""
-
-
-class Numbered(NamedTuple):
-    """Numbers, and the ways back to the codes of the staged log.
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """From the codes of the staged log to final ids, and back.
 
     Attributes:
-        numbering: From codes to final numbers.
+        users: Id of each user code, −1 if dropped.  Shape `[U]`, int64.
+        items: Id of each item code from 1, 0 if dropped.  Shape `[I]`, int32.
+        user_codes: Code of each user id.  Shape `[num_users]`.
         item_codes: Code of each item 1, 2 …  Shape `[num_items]`.
-        user_codes: Code of each user row.  Shape `[num_users]`.
+        lengths: Interactions of each user id.  Shape `[num_users]`, int64.
         bounds: Where the valid and the test users begin.
-        dropped_cold: Interactions of training users with withheld items.
+        withheld: Cold items, which no training user may have.  `[num_items + 1]`, bool.
     """
 
-    numbering: Numbering
-    item_codes: np.ndarray
+    users: np.ndarray
+    items: np.ndarray
     user_codes: np.ndarray
+    item_codes: np.ndarray
+    lengths: np.ndarray
     bounds: tuple[int, int]
-    dropped_cold: int
+    withheld: np.ndarray
+
+    def kept(self, chunk: LogChunk) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return user ids, item ids and the mask of the chunk's kept interactions."""
+        users, items = self.users[chunk.users], self.items[chunk.items]
+        keep = (users >= 0) & (items > 0)
+        if self.withheld.any():
+            keep &= ~(self.withheld[items] & (users < self.bounds[0]))
+        return users, items, keep
 
 
-def recount(log: StagedLog, numbering: Numbering) -> np.ndarray:
-    """Return how many interactions each user row keeps.  Shape `[num_users]`, int64."""
-    lengths = np.zeros(len(numbering.lengths), dtype=np.int64)
-    for chunk in log.chunks():
-        users, _, keep = numbering.kept(chunk)
-        lengths += np.bincount(users[keep], minlength=len(lengths))
-    return lengths
-
-
-def number(
-    frequent: Frequent,
-    options: PrepareOptions,
-    *,
-    rows: int,
-    recount: Recount,
-    given: np.ndarray | None = None,
-) -> Numbered:
-    """Number the kept users and items.
+def number_keys(
+    frequent: Frequent, options: PrepareOptions, given: np.ndarray | None = None
+) -> Numbering:
+    """Give ids to the kept users and items; lengths do not know of withheld items yet.
 
     Items are sorted by descending count, equals by first appearance.  Users are shuffled with the
     seed and cut into train, valid and test; a split that the source gives is kept, in its order.
@@ -65,8 +58,6 @@ def number(
     Args:
         frequent: Which users and items stay, by codes in order of first appearance.
         options: Seed, shares and cold items.
-        rows: Interactions before the filters.
-        recount: Counts the users' interactions anew where items are withheld.
         given: Split of each user code (0 train, 1 valid, 2 test) if the source gives it.
 
     Raises:
@@ -75,30 +66,34 @@ def number(
     kept_items, kept_users = np.flatnonzero(frequent.items), np.flatnonzero(frequent.users)
     if not len(kept_items) or not len(kept_users):
         raise DataError(
-            f"no interactions are left of {rows:,}: no user has "
+            f"no interactions are left of {frequent.rows:,}: no user has "
             f"{options.min_user_count} of them with items that have {options.min_item_count}; "
             "lower --min-user-count or --min-item-count"
         )
-    popularity = np.argsort(-frequent.item_counts[kept_items], kind="stable")
-    item_codes = kept_items[popularity]
+    item_codes = kept_items[np.argsort(-frequent.item_counts[kept_items], kind="stable")]
     user_codes, bounds = _order_users(kept_users, given, options)
     users = np.full(len(frequent.users), -1, dtype=np.int64)
     users[user_codes] = np.arange(len(user_codes))
     items = np.zeros(len(frequent.items), dtype=np.int32)
     items[item_codes] = np.arange(1, len(item_codes) + 1, dtype=np.int32)
-    numbering = Numbering(
+    return Numbering(
         users=users,
         items=items,
+        user_codes=user_codes,
+        item_codes=item_codes,
         lengths=frequent.user_counts[user_codes],
+        bounds=bounds,
         withheld=_withheld(len(item_codes), options),
-        withheld_before=bounds[0] if options.cold_items else 0,
     )
-    if not options.cold_items:
-        return Numbered(numbering, item_codes, user_codes, bounds, 0)
-    lengths = recount(numbering)
-    dropped = int(numbering.lengths.sum() - lengths.sum())
-    shorter = replace(numbering, lengths=lengths)
-    return Numbered(shorter, item_codes, user_codes, bounds, dropped)
+
+
+def with_counted_lengths(numbering: Numbering, log: StagedLog) -> Numbering:
+    """Count the interactions of each user in the log, without withheld items."""
+    lengths = np.zeros(len(numbering.lengths), dtype=np.int64)
+    for chunk in log.chunks():
+        users, _, keep = numbering.kept(chunk)
+        lengths += np.bincount(users[keep], minlength=len(lengths))
+    return replace(numbering, lengths=lengths)
 
 
 def _order_users(
@@ -115,7 +110,7 @@ def _order_users(
 def _withheld(num_items: int, options: PrepareOptions) -> np.ndarray:
     withheld = np.zeros(num_items + 1, dtype=bool)
     if options.cold_items:
-        # a stream of its own: the choice does not depend on how many users there are
+        # a random stream of its own: the choice does not depend on the number of users
         rng = np.random.default_rng([options.seed, 1])
         size = round(options.cold_items * num_items)
         withheld[1 + rng.choice(num_items, size=size, replace=False)] = True

@@ -10,7 +10,7 @@ from crossbatch.data.prepare.splits import SPLITS, user_bounds
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 COMIREC_SEED = 1230
 
@@ -76,6 +76,6 @@ class PrepareOptions:
         return cls(**{**defaults, **chosen})
 
 
-def _one_of(name: str, value: str, table: Mapping[str, object]) -> None:
-    if value not in table:
-        raise ConfigError(f"{name} must be one of {', '.join(table)}, got {value!r}")
+def _one_of(name: str, value: str, names: Iterable[str]) -> None:
+    if value not in names:
+        raise ConfigError(f"{name} must be one of {', '.join(names)}, got {value!r}")

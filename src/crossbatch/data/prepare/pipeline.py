@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from crossbatch.data import spark
 from crossbatch.data.dataset.arrays import ArrayReader
 from crossbatch.data.dataset.features import write_features
+from crossbatch.data.dataset.manifest import write_manifest
 from crossbatch.data.dataset.string_table import byte_order, write_strings
-from crossbatch.data.folder import write_manifest
-from crossbatch.data.prepare import local_engine
+from crossbatch.data.prepare import local_engine, spark_engine
 from crossbatch.data.prepare.options import PrepareOptions
 from crossbatch.data.prepare.sampling_distribution import TrainingPositives, training_positives
 from crossbatch.data.prepare.splits import SPLITS, Sequences, Split, write_split
 from crossbatch.data.progress import Progress, silent
-from crossbatch.data.readers.reading_errors import blamed
+from crossbatch.data.readers.reading_errors import reader_errors
 from crossbatch.data.readers.source import Source, Tally
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_folder, file_checksum
@@ -32,9 +31,9 @@ from crossbatch.files import atomic_folder, file_checksum
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from crossbatch.data.prepare.local_engine import Arranged, Engine
+    from crossbatch.data.prepare.local_engine import Engine, SortedLog
 
-ENGINES: dict[str, Engine] = {"polars": local_engine.arrange, "spark": spark.arrange}
+ENGINES: dict[str, Engine] = {"polars": local_engine.sort_log, "spark": spark_engine.sort_log}
 
 
 def prepare(
@@ -64,14 +63,14 @@ def prepare(
     options = options or PrepareOptions.merged(source.defaults, {})
     tally, content = Tally(options.max_bad_lines), Tally(options.max_bad_lines)
     with atomic_folder(Path(out), overwrite=overwrite) as folder:
-        arranged = ENGINES[engine](source, folder, options, tally, progress)
-        sequences = Sequences(arranged.offsets, ArrayReader(folder / "times.npy"), arranged.bounds)
-        split, positives = _write_split(folder, sequences, len(arranged.item_keys), options)
-        with blamed("the content of items or users"):
-            features = _write_content(folder, source, arranged, content, progress)
+        log = ENGINES[engine](source, folder, options, tally, progress)
+        sequences = Sequences(log.offsets, ArrayReader(folder / "times.npy"), log.bounds)
+        split, positives = _write_split(folder, sequences, len(log.item_keys), options)
+        with reader_errors("the content of items or users"):
+            features = _write_content(folder, source, log, content, progress)
         progress("checksums", 0, None)
-        manifest = _manifest(source, options, arranged, split, positives)
-        manifest |= {"features": features, "reading": _reading(tally, content, arranged)}
+        manifest = _manifest(source, options, log, split, positives)
+        manifest |= {"features": features, "reading": _reading(tally, content, log)}
         return write_manifest(folder, manifest)
 
 
@@ -100,13 +99,13 @@ def _write_split(
 def _write_content(
     folder: Path,
     source: Source,
-    arranged: Arranged,
+    log: SortedLog,
     tally: Tally,
     progress: Progress,
 ) -> dict[str, Any]:
     """Write keys, titles and features of items (row 0 = padding) and users."""
     progress("content", 0, None)
-    item_keys, user_keys = arranged.item_keys, arranged.user_keys
+    item_keys, user_keys = log.item_keys, log.user_keys
     padded = pl.concat([pl.Series("key", [None], dtype=pl.String), item_keys])
     write_strings(folder, "item_keys", padded)
     write_strings(folder, "user_keys", user_keys)
@@ -147,11 +146,11 @@ def _aligned(keys: pl.Series, table: pl.DataFrame, what: str, tally: Tally) -> p
 def _manifest(
     source: Source,
     options: PrepareOptions,
-    arranged: Arranged,
+    log: SortedLog,
     split: Split,
     positives: TrainingPositives,
 ) -> dict[str, Any]:
-    lengths = split.train_ends - arranged.offsets[split.train_users]
+    lengths = split.train_ends - log.offsets[split.train_users]
     names = _file_names(source.files)
     return {
         "source": {
@@ -162,9 +161,9 @@ def _manifest(
         },
         "options": asdict(options),
         "counts": {
-            "users": len(arranged.user_keys),
-            "items": len(arranged.item_keys),
-            "interactions": int(arranged.offsets[-1]),
+            "users": len(log.user_keys),
+            "items": len(log.item_keys),
+            "interactions": int(log.offsets[-1]),
             "train_users": int(positives.eligible.sum()),
             "train_users_too_short": int((~positives.eligible).sum()),
             "train_interactions": int(lengths.sum()),
@@ -174,7 +173,7 @@ def _manifest(
             "test_users": len(split.test.users),
             "test_targets": int((split.test.ends - split.test.cuts).sum()),
         },
-        "accounting": arranged.accounting,
+        "accounting": log.accounting,
     }
 
 
@@ -187,11 +186,11 @@ def _file_names(files: Sequence[Path]) -> list[str]:
     return [path.absolute().relative_to(common).as_posix() for path in files]
 
 
-def _reading(tally: Tally, content: Tally, arranged: Arranged) -> dict[str, Any]:
+def _reading(tally: Tally, content: Tally, log: SortedLog) -> dict[str, Any]:
     return {
         "lines": tally.lines,
         "bad_lines": dict(sorted(tally.bad.items())),
-        "below_rating": arranged.below_rating,
+        "below_rating": log.below_rating,
         "bad_content_lines": dict(sorted(content.bad.items())),
         "notes": [*tally.notes, *content.notes],
     }

@@ -1,16 +1,15 @@
-"""From a source to a staged log: every line is kept, or refused with a reason."""
+"""From a source to a staged log: every line is kept, or refused and counted with a reason."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from crossbatch.data.prepare.staged_log import StagedLog
-from crossbatch.data.prepare.times import TimeReader
-from crossbatch.data.readers.reading_errors import blamed
-from crossbatch.errors import DataError
+from crossbatch.data.readers.reading_errors import reader_errors
+from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,63 +18,59 @@ if TYPE_CHECKING:
     from crossbatch.data.readers.source import Source, Tally
 
 
-class Ingested(NamedTuple):
-    """A staged log and what only its reader knew.
-
-    Attributes:
-        log: The interactions.
-        user_split: Split of each user code (0 train, 1 valid, 2 test) if the source gives it.
-        below_rating: Interactions left out for their rating.
-    """
-
-    log: StagedLog
-    user_split: np.ndarray | None
-    below_rating: int
+MICROSECONDS = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 1e-3, "order": 1.0}
+LATEST = 4_102_444_800 * 1_000_000  # 2100-01-01
+EARLIEST_FINE = 365 * 86_400 * 1_000_000  # 1971: an earlier "millisecond" is really a second
+_LARGEST = (("s", 1e11), ("ms", 1e14), ("us", 1e17), ("ns", float("inf")))
 
 
-def ingest(
+def read_log(
     source: Source, folder: Path, tally: Tally, *, min_rating: float | None, progress: Progress
-) -> Ingested:
+) -> tuple[StagedLog, np.ndarray | None, int]:
     """Read a whole source into a staged log.
+
+    Returns:
+        The log; the split of each user code (0 train, 1 valid, 2 test) if the source gives it; how
+        many interactions were left out for their rating.
 
     Raises:
         DataError: If too many lines were refused or nothing is left.
     """
-    log, clock = StagedLog(folder), TimeReader(source.time_unit, tally)
-    splits: list[np.ndarray] = []
+    log, time_reader = StagedLog(folder), TimeReader(source.time_unit, tally)
+    user_split = np.zeros(0, dtype=np.int8)
     below_rating = 0
     try:
         for batch in source.batches(tally):
-            rows, low = usable(batch, clock, tally, min_rating)
+            rows, low = usable(batch, time_reader, tally, min_rating)
             below_rating += low
-            known = len(log.user_codes)
             codes = log.append(rows["user"], rows["item"], rows["time"].to_numpy())
             if "split" in rows.columns:
-                splits.append(_new_splits(rows["split"].to_numpy(), codes, known, splits))
+                user_split = _with_new_users(user_split, codes, rows["split"].to_numpy())
             progress("reading", tally.lines, source.expected_rows)
     finally:
         log.close()
     check_read(source, tally, log.rows)
-    return Ingested(log, np.concatenate(splits) if splits else None, below_rating)
+    return log, user_split if len(user_split) else None, below_rating
 
 
 def check_read(source: Source, tally: Tally, rows: int) -> None:
     """Raise `DataError` if too many lines were refused or nothing is left."""
     tally.check()
     if not rows:
-        raise DataError(f"no interactions were read from {_names(source)}: is it the right file?")
+        names = ", ".join(path.name for path in source.files) or source.format
+        raise DataError(f"no interactions were read from {names}: is it the right file?")
 
 
 def usable(
-    batch: pl.DataFrame, clock: TimeReader, tally: Tally, min_rating: float | None
+    batch: pl.DataFrame, time_reader: TimeReader, tally: Tally, min_rating: float | None
 ) -> tuple[pl.DataFrame, int]:
-    """Return the rows of a batch that have all they need, and how many fell to their rating."""
+    """Return the rows of a batch that can be used, and how many had too low a rating."""
     for name in ("user", "item"):
         if batch[name].dtype.is_nested():
             raise DataError(f"the {name} column holds {batch[name].dtype}, not ids: name another")
-    with blamed("the user, item or time column"):
+    with reader_errors("the user, item or time column"):
         ids = [pl.col(name).cast(pl.String) for name in ("user", "item")]
-        frame = batch.with_columns(*ids, clock.read(batch["time"]))
+        frame = batch.with_columns(*ids, time_reader.read(batch["time"]))
     tally.lines += len(frame)
     for name, reason in (("user", "no user id"), ("item", "no item id")):
         present = (frame[name].is_not_null()) & (frame[name] != "")
@@ -99,22 +94,69 @@ def _refuse(frame: pl.DataFrame, good: pl.Series, reason: str, tally: Tally) -> 
     return frame.filter(good)
 
 
-def _new_splits(
-    given: np.ndarray, codes: np.ndarray, known: int, earlier: list[np.ndarray]
-) -> np.ndarray:
-    """Return the splits of users first seen in this batch; a user in two splits is an error."""
-    size = max(known, int(codes.max()) + 1 if len(codes) else 0)
-    splits = np.full(size, -1, dtype=np.int8)
-    if earlier:
-        splits[:known] = np.concatenate(earlier)
-    new = codes >= known
+def _with_new_users(known: np.ndarray, codes: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """Add the splits of users first seen in this batch; a user in two splits is an error."""
+    splits = np.full(max(len(known), int(codes.max(initial=-1)) + 1), -1, dtype=np.int8)
+    splits[: len(known)] = known
+    new = codes >= len(known)
     splits[codes[new][::-1]] = given[new][::-1]
     if (splits[codes] != given).any():
         raise DataError(
             "a user appears in two of the train, valid and test files: they must be disjoint"
         )
-    return splits[known:]
+    return splits
 
 
-def _names(source: Source) -> str:
-    return ", ".join(path.name for path in source.files) or source.format
+class TimeReader:
+    """Turns times of any unit into microseconds since 1970.
+
+    Args:
+        unit: "s", "ms", "us", "ns", "order" (any number that only orders), or "auto": dates are
+            recognised by their type, numbers by the size of the first batch's median.
+        tally: Notes the unit that was chosen.
+    """
+
+    def __init__(self, unit: str, tally: Tally) -> None:
+        if unit != "auto" and unit not in MICROSECONDS:
+            raise ConfigError(f"time unit must be auto, {', '.join(MICROSECONDS)}, got {unit!r}")
+        self.unit, self._tally = unit, tally
+
+    def read(self, column: pl.Series) -> pl.Series:
+        """Return microseconds, null where the value is missing, no time, or out of range.
+
+        The name stays; shape `[n]`, int64.
+        """
+        if column.dtype in (pl.Date, pl.Datetime):
+            return column.cast(pl.Datetime("us")).to_physical()
+        if column.dtype == pl.String:
+            numbers = column.str.strip_chars().cast(pl.Float64, strict=False)
+            if numbers.null_count() == len(numbers) and len(numbers):
+                return self._dates(column)
+            column = numbers
+        numbers = column.cast(pl.Float64, strict=False)
+        unit = self._resolve(numbers)
+        scaled = numbers * MICROSECONDS[unit]
+        earliest = EARLIEST_FINE if unit in ("ms", "us", "ns") else 0
+        latest = 2.0**62 if unit == "order" else LATEST
+        sane = scaled.is_finite() & (scaled >= earliest) & (scaled <= latest)
+        return scaled.set(~sane.fill_null(value=False), None).round(0).cast(pl.Int64)
+
+    def _dates(self, column: pl.Series) -> pl.Series:
+        # polars reads one format at a time: a mixed column would otherwise lose one of them
+        text = column.str.strip_chars().str.replace("T", " ").str.replace(r"(Z|\+00:?00)$", "")
+        parsed = [
+            text.str.to_datetime(pattern, time_unit="us", strict=False)
+            for pattern in ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y/%m/%d %H:%M:%S")
+        ]
+        parsed.append(text.str.to_date("%Y-%m-%d", strict=False).cast(pl.Datetime("us")))
+        frame = pl.DataFrame({str(number): series for number, series in enumerate(parsed)})
+        times = frame.select(pl.coalesce(pl.all()).alias(column.name)).to_series().to_physical()
+        return times.set(((times < 0) | (times > LATEST)).fill_null(value=False), None)
+
+    def _resolve(self, numbers: pl.Series) -> str:
+        if self.unit == "auto":
+            median = numbers.filter(numbers.is_finite()).median()
+            size = abs(float(median)) if isinstance(median, (int, float)) else 0.0
+            self.unit = next(unit for unit, largest in _LARGEST if size < largest)
+            self._tally.notes.append(f"times read as {self.unit} since 1970")
+        return self.unit

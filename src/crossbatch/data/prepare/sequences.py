@@ -1,24 +1,25 @@
 """From a staged log to chronological sequences on disk (CSR), by an external sort.
 
-Interactions are dealt to buckets of neighbouring users that fit in memory, each bucket is sorted
+Interactions are written to buckets of neighbouring users that fit in memory, each bucket is sorted
 by (user, time, tie rule), and the buckets are appended to the final arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from crossbatch.data.dataset.arrays import ArrayWriter, offsets_of, user_runs
+from crossbatch.data.dataset.string_table import byte_order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from crossbatch.data.prepare.numbering import Numbering
+    from crossbatch.data.prepare.options import PrepareOptions
     from crossbatch.data.prepare.staged_log import LogChunk, StagedLog
     from crossbatch.data.progress import Progress
 
@@ -26,28 +27,7 @@ BUCKET_ROWS = 1 << 20
 PACKED_BITS = 64
 COLUMNS = {"user": np.int32, "item": np.int32, "time": np.int64, "tie": np.uint64}
 
-TieRule = Callable[["LogChunk", int, np.ndarray], np.ndarray]
-"""`rule(chunk, seed, key_ranks [I])`: what orders interactions of one user and time.  uint64."""
-
-
-def shuffled(chunk: LogChunk, seed: int, key_ranks: np.ndarray) -> np.ndarray:
-    """Order ties at random: a hash of the seed and the interaction's number in the log."""
-    rows = np.arange(chunk.first_row, chunk.first_row + len(chunk.users), dtype=np.uint64)
-    return mix(rows, seed)
-
-
-def stable(chunk: LogChunk, seed: int, key_ranks: np.ndarray) -> np.ndarray:
-    """Keep ties in the order of the log, as ComiRec does."""
-    return np.arange(chunk.first_row, chunk.first_row + len(chunk.users), dtype=np.uint64)
-
-
-def by_item(chunk: LogChunk, seed: int, key_ranks: np.ndarray) -> np.ndarray:
-    """Order ties by the items' original keys, whatever the order of the log."""
-    ranks: np.ndarray = key_ranks[chunk.items].astype(np.uint64)
-    return ranks
-
-
-TIE_RULES: dict[str, TieRule] = {"shuffle": shuffled, "stable": stable, "item": by_item}
+TIE_RULES = ("shuffle", "stable", "item")  # order of one user's interactions of one moment
 
 
 def mix(numbers: np.ndarray, seed: int) -> np.ndarray:
@@ -59,41 +39,11 @@ def mix(numbers: np.ndarray, seed: int) -> np.ndarray:
     return state ^ (state >> np.uint64(31))
 
 
-@dataclass(frozen=True, slots=True)
-class Numbering:
-    """Final numbers of users and items.
-
-    Attributes:
-        users: Row of each user code in the dataset, −1 if dropped.  Shape `[U]`, int64.
-        items: Id of each item code from 1, 0 if dropped.  Shape `[I]`, int32.
-        lengths: Sequence length of each user row.  Shape `[num_users]`, int64.
-        withheld: Items that users before `withheld_before` may not have.  `[num_items + 1]`, bool.
-        withheld_before: The rows of users to whom `withheld` applies.
-    """
-
-    users: np.ndarray
-    items: np.ndarray
-    lengths: np.ndarray
-    withheld: np.ndarray
-    withheld_before: int = 0
-
-    def kept(self, chunk: LogChunk) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return user rows, item ids and the mask of the chunk's kept interactions."""
-        users, items = self.users[chunk.users], self.items[chunk.items]
-        keep = (users >= 0) & (items > 0)
-        if self.withheld_before:
-            keep &= ~(self.withheld[items] & (users < self.withheld_before))
-        return users, items, keep
-
-
 def write_sequences(
     log: StagedLog,
     numbering: Numbering,
     folder: Path,
-    *,
-    ties: str,
-    seed: int,
-    key_ranks: np.ndarray,
+    options: PrepareOptions,
     progress: Progress,
 ) -> np.ndarray:
     """Write `offsets.npy`, `items.npy` and `times.npy` and return the first.  `[num_users + 1]`."""
@@ -101,9 +51,9 @@ def write_sequences(
     runs = user_runs(offsets, BUCKET_ROWS)
     buckets = [Bucket(folder / f"bucket-{number}.tmp") for number in range(len(runs))]
     bounds = np.array([run.stop for run in runs])
+    tie_keys = _tie_keys(log, options)
     for chunk in log.chunks():
-        columns = _kept_columns(chunk, numbering, TIE_RULES[ties](chunk, seed, key_ranks))
-        _deal(columns, bounds, buckets)
+        _fill_buckets(_kept_columns(chunk, numbering, tie_keys(chunk)), bounds, buckets)
         progress("sorting", chunk.first_row, 2 * log.rows)
 
     def ordered() -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -115,6 +65,17 @@ def write_sequences(
 
     save_sequences(folder, offsets, ordered())
     return offsets
+
+
+def _tie_keys(log: StagedLog, options: PrepareOptions) -> Callable[[LogChunk], np.ndarray]:
+    """Return the function that gives what orders ties in a chunk.  `[n]`, uint64."""
+    if options.ties == "item":  # by the items' original keys, whatever the order of the log
+        ranks = np.empty(len(log.item_codes), dtype=np.uint64)
+        ranks[byte_order(log.item_codes.keys)] = np.arange(len(ranks))
+        return lambda chunk: ranks[chunk.items]
+    if options.ties == "stable":  # in the order of the log, as ComiRec
+        return lambda chunk: chunk.row_numbers
+    return lambda chunk: mix(chunk.row_numbers, options.seed)
 
 
 def save_sequences(
@@ -204,7 +165,9 @@ def _kept_columns(chunk: LogChunk, numbering: Numbering, tie: np.ndarray) -> dic
     return {name: column[chosen] for name, column in columns.items()}
 
 
-def _deal(columns: dict[str, np.ndarray], bounds: np.ndarray, buckets: Sequence[Bucket]) -> None:
+def _fill_buckets(
+    columns: dict[str, np.ndarray], bounds: np.ndarray, buckets: Sequence[Bucket]
+) -> None:
     """Give each bucket the rows of its users, in the order of the log."""
     if len(buckets) == 1:
         buckets[0].put(columns)

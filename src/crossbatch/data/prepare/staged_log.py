@@ -1,7 +1,7 @@
-"""The log as numbers on disk: string ids become codes, 16 bytes an interaction.
+"""The log as numbers on disk: string ids become integer codes, 16 bytes an interaction.
 
-Everything after this point (filters, sort, split) reads fixed-size chunks of three flat files, so
-that memory is bounded by the number of users and items, never by the number of interactions.
+Every later stage reads chunks of three flat files, so that memory is bounded by the number of users
+and items, not by the number of interactions.
 """
 
 from __future__ import annotations
@@ -11,26 +11,89 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import polars as pl
 
-from crossbatch.data.prepare.hash_table import EMPTY, HashTable
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 CHUNK_ROWS = 1 << 20
 DTYPES = (np.int32, np.int32, np.int64)  # of users, items, times
+SLOTS_PER_ENTRY = 4  # at least: most hashes are found at the first probe
+EMPTY = -1
+
+
+class HashTable:
+    """From 64-bit hashes to numbers, in plain arrays: millions of look-ups a second.
+
+    Open addressing with linear probing; all hashes of a call probe together.
+    """
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._allocate(1 << 10)
+
+    def find(self, hashes: np.ndarray) -> np.ndarray:
+        """Return the number of each hash, −1 where it is not in the table.
+
+        Args:
+            hashes: Shape `[n]`, uint64.
+
+        Returns:
+            Shape `[n]`, int32.
+        """
+        slots = (hashes & self._mask).astype(np.int64)
+        numbers = self._numbers[slots]
+        probing = np.flatnonzero((self._hashes[slots] != hashes) & (numbers != EMPTY))
+        while len(probing):
+            slots[probing] = (slots[probing] + 1) & int(self._mask)
+            at = slots[probing]
+            numbers[probing] = self._numbers[at]
+            passed = (self._hashes[at] != hashes[probing]) & (numbers[probing] != EMPTY)
+            probing = probing[passed]
+        return numbers
+
+    def add(self, hashes: np.ndarray, numbers: np.ndarray) -> None:
+        """Add hashes that are not in the table.
+
+        Args:
+            hashes: Shape `[n]`, uint64.
+            numbers: All different.  Shape `[n]`, int32.
+        """
+        if SLOTS_PER_ENTRY * (self._size + len(hashes)) > len(self._numbers):
+            self._grow(self._size + len(hashes))
+        self._size += len(hashes)
+        slots = (hashes & self._mask).astype(np.int64)
+        waiting = np.arange(len(hashes))
+        while len(waiting):
+            free = waiting[self._numbers[slots[waiting]] == EMPTY]
+            self._numbers[slots[free]] = numbers[free]  # the last of those that want one slot wins
+            won = free[self._numbers[slots[free]] == numbers[free]]
+            self._hashes[slots[won]] = hashes[won]
+            waiting = np.setdiff1d(waiting, won, assume_unique=True)
+            slots[waiting] = (slots[waiting] + 1) & int(self._mask)
+
+    def _grow(self, entries: int) -> None:
+        used = np.flatnonzero(self._numbers != EMPTY)
+        hashes, numbers = self._hashes[used], self._numbers[used]
+        self._allocate(1 << (2 * SLOTS_PER_ENTRY * entries - 1).bit_length())
+        self._size = 0
+        self.add(hashes, numbers)
+
+    def _allocate(self, slots: int) -> None:
+        self._mask = np.uint64(slots - 1)
+        self._hashes = np.zeros(slots, dtype=np.uint64)
+        self._numbers = np.full(slots, EMPTY, dtype=np.int32)
 
 
 def hashed(keys: pl.Series, seed: int) -> np.ndarray:
-    """Return 64-bit hashes; never stored, for they differ between versions of the engine."""
+    """Return 64-bit hashes; they differ between versions of polars, so they are never stored."""
     return keys.hash(seed).to_numpy()
 
 
 class KeyCodes:
     """Number string keys 0, 1, 2 … in order of first appearance.
 
-    Keys are matched by a 64-bit hash, several times cheaper than by the strings themselves; every
-    match is then compared with the stored key, and a collision changes the hash.
+    Keys are matched by a 64-bit hash, several times faster than by the strings; every match is
+    then compared with the stored key, and a collision changes the hash function.
     """
 
     def __init__(self) -> None:
@@ -49,12 +112,12 @@ class KeyCodes:
             first = unknown[pl.Series(hashes[unknown]).arg_unique().to_numpy()]
             numbers = np.arange(len(self), len(self) + len(first), dtype=np.int32)
             self._table.add(hashes[first], numbers)
-            fresh = keys.gather(first).alias("key")
-            self.keys = pl.concat([self.keys, fresh]).rechunk()
+            new = keys.gather(first).alias("key")
+            self.keys = pl.concat([self.keys, new]).rechunk()
             codes[unknown] = self._table.find(hashes[unknown])
         if (self.keys.gather(codes) == keys).all():
             return codes
-        self._seed += 1  # two keys shared a hash: the one that got no number gets one now
+        self._seed += 1  # two keys shared a hash: the one without a number gets one now
         self._table = HashTable()
         self._table.add(hashed(self.keys, self._seed), np.arange(len(self), dtype=np.int32))
         return self.encode(keys)
@@ -67,6 +130,11 @@ class LogChunk(NamedTuple):
     items: np.ndarray  # [n] int32
     times: np.ndarray  # [n] int64, microseconds since 1970
     first_row: int  # number of the first interaction in the log
+
+    @property
+    def row_numbers(self) -> np.ndarray:
+        """Number of each interaction in the log.  `[n]`, uint64."""
+        return np.arange(self.first_row, self.first_row + len(self.users), dtype=np.uint64)
 
 
 class StagedLog:
@@ -106,12 +174,6 @@ class StagedLog:
         for file in self._files:
             file.close()
 
-    def delete(self) -> None:
-        """Remove the files, once the sequences are written."""
-        self.close()
-        for path in self._paths:
-            path.unlink()
-
     def chunks(self) -> Iterator[LogChunk]:
         """Yield the log from its beginning, `CHUNK_ROWS` interactions at a time."""
         for first in range(0, self.rows, CHUNK_ROWS):
@@ -123,7 +185,7 @@ class StagedLog:
 
 
 def _counted(counts: np.ndarray, codes: np.ndarray, size: int) -> np.ndarray:
-    """Return the counts with further codes counted in; new codes start at zero.  `[size]`."""
+    """Return the counts with further codes added; new codes start at zero.  `[size]`."""
     more = np.bincount(codes, minlength=size)
     more[: len(counts)] += counts
     return more

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from crossbatch.data.readers import amazon, comirec, movielens, recbole, table
 from crossbatch.data.readers.reader import Reader, ReadOptions
-from crossbatch.data.readers.reading_errors import blamed, guarded
+from crossbatch.data.readers.reading_errors import reader_errors, with_clear_errors
 from crossbatch.data.readers.table_files import is_pattern
 from crossbatch.errors import ConfigError, DataError
 
@@ -49,8 +49,8 @@ def open_source(
     name = format_name or named or detect_format(path)
     if name not in READERS:
         raise ConfigError(f"format must be one of {', '.join(READERS)}, got {name!r}")
-    with blamed(path.name):
-        return guarded(READERS[name].open(path, options))
+    with reader_errors(path.name):
+        return with_clear_errors(READERS[name].open(path, options))
 
 
 def detect_format(path: Path) -> str:

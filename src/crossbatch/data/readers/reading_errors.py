@@ -1,4 +1,4 @@
-"""Whatever a foreign file provokes in a parser is the file's fault, and told in one sentence."""
+"""Errors of parsers as one sentence that names the file they could not read."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ if TYPE_CHECKING:
 
     from crossbatch.data.readers.source import Source, Table, Tally
 
-# A panic of the engine is no `Exception`; what the machine cannot do is no fault of the file.
-PROVOKED = (Exception, pl.exceptions.PanicException)
-NOT_ITS_FAULT = (ConfigError, DataError, OSError, MemoryError)
+PARSER_ERRORS = (Exception, pl.exceptions.PanicException)  # a panic of polars is no `Exception`
+NOT_OF_THE_FILE = (ConfigError, DataError, OSError, MemoryError)
 
 
 @contextmanager
-def blamed(name: str) -> Iterator[None]:
-    """Turn what happens inside into a `DataError` that names the file, unless it already is one."""
+def reader_errors(name: str) -> Iterator[None]:
+    """Raise errors of a parser inside the body as a `DataError` that names the file."""
     try:
         yield
-    except NOT_ITS_FAULT as error:
+    except NOT_OF_THE_FILE as error:
         if getattr(error, "errno", None) != errno.EINVAL:
             raise
         raise DataError(f"{name} points outside of itself: it is damaged") from error
-    except PROVOKED as error:
+    except PARSER_ERRORS as error:
         if out_of_memory(error):
             raise MemoryError(str(error)) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -39,14 +38,16 @@ def blamed(name: str) -> Iterator[None]:
         ) from error
 
 
-def guarded(source: Source) -> Source:
-    """A source whose log and tables raise nothing but clear errors."""
+def with_clear_errors(source: Source) -> Source:
+    """Return the source with `reader_errors` around the reading of its log and tables."""
     name = ", ".join(path.name for path in source.files) or source.format
 
     def batches(tally: Tally) -> Iterator[pl.DataFrame]:
         frames = source.batches(tally)
         while True:
-            with blamed(name):  # around the reader alone, not around whoever takes the frames
+            with reader_errors(
+                name
+            ):  # around the reader alone, not around the code that uses frames
                 frame = next(frames, None)
             if frame is None:
                 return
@@ -57,7 +58,7 @@ def guarded(source: Source) -> Source:
             return None
 
         def checked(keys: pl.Series, tally: Tally) -> pl.DataFrame:
-            with blamed(name):
+            with reader_errors(name):
                 return read(keys, tally)
 
         return checked

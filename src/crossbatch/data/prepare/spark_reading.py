@@ -1,7 +1,7 @@
-"""Parts of a log read by Spark's workers, each with the reader that one machine would use.
+"""Read the parts of a log on Spark's workers, with the readers that one machine would use.
 
-The readers are shared so that ids, times and refused lines are the same to the letter; Spark deals
-out the files and keeps what was read.
+Shared readers give the same ids, times and refused lines; Spark distributes the files and keeps
+what was read.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from crossbatch.data.prepare.read_log import check_read, usable
-from crossbatch.data.prepare.times import TimeReader
+from crossbatch.data.prepare.read_log import TimeReader, check_read, usable
 from crossbatch.data.readers.source import Part, Source, Tally
 from crossbatch.errors import DataError
 
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql import DataFrame, SparkSession
 
-# A part's last record holds its tally instead of an interaction: what Spark runs twice after a
-# failure it also forgets, so that nothing is counted twice.
+# A part's last record holds its tally instead of an interaction. Spark discards the output of a
+# task that it runs again after a failure, so that nothing is counted twice.
 COLUMNS = {
     "part": "int",
     "line": "long",
@@ -105,11 +104,11 @@ def _workers_errors() -> Iterator[None]:
 
 def _time_unit(source: Source, tally: Tally, min_rating: float | None) -> str:
     """Decide the unit of times once, by the log's first frame; workers must not differ."""
-    clock = TimeReader(source.time_unit, tally)
+    time_reader = TimeReader(source.time_unit, tally)
     first = next(source.parts[0](Tally()), None)
     if first is not None:
-        usable(first, clock, Tally(), min_rating)
-    return clock.unit
+        usable(first, time_reader, Tally(), min_rating)
+    return time_reader.unit
 
 
 def _read_parts(
@@ -125,10 +124,10 @@ def _read_part(
     number: int, part: Part, unit: str, min_rating: float | None
 ) -> Iterator[RecordBatch]:
     tally = Tally()
-    clock = TimeReader(unit, tally)
+    time_reader = TimeReader(unit, tally)
     rows = below_rating = 0
     for frame in part(tally):
-        kept, low = usable(frame, clock, tally, min_rating)
+        kept, low = usable(frame, time_reader, tally, min_rating)
         lines = pl.int_range(rows, rows + len(kept), dtype=pl.Int64, eager=True).alias("line")
         yield from _records(kept.with_columns(lines, part=pl.lit(number)))
         rows, below_rating = rows + len(kept), below_rating + low

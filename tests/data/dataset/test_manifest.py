@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from crossbatch.data.folder import MANIFEST, read_manifest, write_manifest
+from crossbatch.data.dataset.manifest import MANIFEST, read_manifest, write_manifest
 from crossbatch.errors import DataError
 from crossbatch.files import atomic_folder
 

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from crossbatch.data import ReadOptions, open_source, prepare
-from crossbatch.data.spark import session
+from crossbatch.data.prepare import spark_engine
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,14 +31,16 @@ def refused(log: Path, message: str, options: ReadOptions | None = None) -> None
 
 @pytest.mark.parametrize("package", ["pyspark", "pandas", "pyarrow"])
 def test_a_missing_package(log: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "find_spec", lambda name: None if name == package else object())
+    monkeypatch.setattr(
+        spark_engine, "find_spec", lambda name: None if name == package else object()
+    )
     refused(log, rf"needs {package}, which is not installed: pip install 'crossbatch\[spark\]'")
 
 
 def test_missing_java(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "find_spec", lambda _name: object())
+    monkeypatch.setattr(spark_engine, "find_spec", lambda _name: object())
     monkeypatch.setenv("PATH", str(log.parent))
-    for name in ("JAVA_HOME", session.SUBMITTED):
+    for name in ("JAVA_HOME", spark_engine.SUBMITTED):
         monkeypatch.delenv(name, raising=False)
     refused(log, "needs Java 17 or newer, and no java was found: install a JRE")
 

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from crossbatch.data import PrepareOptions, ReadOptions, open_source, prepare
-from crossbatch.data.spark.session import spark_session
+from crossbatch.data.prepare.spark_engine import spark_session
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
