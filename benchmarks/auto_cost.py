@@ -20,8 +20,8 @@ import torch
 
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
-from crossbatch.training.advice import advise
-from crossbatch.training.assemble import build_trainer, resolve
+from crossbatch.training.auto_sampler import choose_sampler
+from crossbatch.training.build import build_trainer, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ def block(trainer: Trainer, batches: Iterator[Batch], steps: int) -> float:
 
 def compare(dataset: Dataset, recipe: Recipe, blocks: int, steps: int) -> tuple[str, ...]:
     """Time both and return one row of the table."""
-    advice = advise(replace(recipe, sampler={"name": "auto"}), dataset)
+    advice = choose_sampler(replace(recipe, sampler={"name": "auto"}), dataset)
     sides: list[tuple[Trainer, Iterator[Batch], list[float]]] = []
     for chosen in (replace(recipe, sampler={"name": "in_batch"}), advice.applied_to(recipe)):
         trainer = build_trainer(resolve(chosen, dataset), dataset)

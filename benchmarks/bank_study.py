@@ -21,9 +21,9 @@ import torch
 
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
+from crossbatch.evaluation.runs import RunEvaluator
 from crossbatch.negatives import Candidates, InBatchSampler, MemoryBank
-from crossbatch.training.assemble import build_sampler, build_trainer
-from crossbatch.training.outcome import evaluate_split
+from crossbatch.training.build import build_sampler, build_trainer
 from variants import RULES as OF_CACHED_COLUMNS
 from variants import Step, balanced
 
@@ -78,7 +78,7 @@ def run(rule: str, recipe: Recipe, dataset: Dataset, steps: int, capacity: int) 
     """Train and measure one rule."""
     learner = Learner(rule, recipe, dataset, capacity)
     model = learner.trainer.model
-    train = recipe.train
+    train, evaluator = recipe.train, RunEvaluator(dataset, recipe)
     batches = dataset.batches(
         train.batch_size, seed=train.seed, history_length=train.history_length
     )
@@ -87,11 +87,11 @@ def run(rule: str, recipe: Recipe, dataset: Dataset, steps: int, capacity: int) 
         learner.learn(next(batches), use_bank=step > steps // 4)
         if step % (steps // 12) == 0:
             learner.trainer.optimizer.flush()
-            value = evaluate_split(model, dataset, recipe, "valid").means()["recall@50"]
+            value = evaluator.evaluate(model, "valid").means()["recall@50"]
             if value > best:
                 best, state = value, _copy(model)
     model.load_state_dict(state)  # type: ignore[attr-defined]
-    test = evaluate_split(model, dataset, recipe, "test").means()
+    test = evaluator.evaluate(model, "test").means()
     return {
         "valid recall@50": best,
         "valid recall@50 at the end": value,

@@ -21,7 +21,7 @@ import torch
 from crossbatch.evaluation import encode_items
 from crossbatch.retrieval import ExactIndex
 from crossbatch.serving.bundle.change_items import mean_id_vector
-from crossbatch.training.saved import SavedRun, open_run
+from crossbatch.training.run_folder import SavedRun, open_run
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from crossbatch.negatives import Candidates
-from crossbatch.training.assemble import build_sampler
-from crossbatch.training.saved import SavedRun, open_run
+from crossbatch.training.build import build_sampler
+from crossbatch.training.run_folder import SavedRun, open_run
 from variants import RULES, Step
 
 

@@ -96,7 +96,7 @@ def work(data: Path, batch: int, steps: int) -> None:
 
     from crossbatch.config import Recipe
     from crossbatch.data import open_dataset
-    from crossbatch.training.assemble import build_trainer, resolve
+    from crossbatch.training.build import build_trainer, resolve
     from crossbatch.training.distributed import ranks as messages
     from crossbatch.training.distributed.start import joined
 

@@ -12,7 +12,7 @@ import torch
 
 from crossbatch.config import Recipe
 from crossbatch.data import Dataset, open_dataset
-from crossbatch.training.assemble import build_trainer, resolve
+from crossbatch.training.build import build_trainer, resolve
 from measure.floor import HIDDEN, Shape, Work, columns, work
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from crossbatch.config import Recipe
     from crossbatch.data import open_dataset
-    from crossbatch.training import fit
+    from crossbatch.fitting import fit
 
 _HOMES = {
     "Recipe": "crossbatch.config",
-    "fit": "crossbatch.training",
+    "fit": "crossbatch.fitting",
     "open_dataset": "crossbatch.data",
 }
 

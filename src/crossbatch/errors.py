@@ -9,6 +9,14 @@ class DataError(ValueError):
     """A file that is missing, broken, foreign or of another format version."""
 
 
+class DivergedError(ConfigError):
+    """The loss is no longer finite: other settings may work, these do not."""
+
+
+class Interrupted(Exception):  # noqa: N818 (not an error: the run is saved)
+    """Training was stopped by the user; the message says how to resume it."""
+
+
 class OtherRankError(ConfigError):
     """Another of the processes that train together says what is wrong; this one only ends."""
 

@@ -16,7 +16,7 @@ COMMANDS = {
     "data describe": ("nothing", "crossbatch.data.dataset.memory_mapped.open_dataset"),
     "train": ("nothing.toml --data nothing --out new", "crossbatch.config.Recipe"),
     "tune": ("nothing.toml --data nothing --out new", "crossbatch.config.Recipe"),
-    "evaluate": ("nothing", "crossbatch.training.saved.evaluate_runs"),
+    "evaluate": ("nothing", "crossbatch.evaluation.runs.evaluate_runs"),
     "export": ("nothing --out new", "crossbatch.serving.bundle.export.export_bundle"),
     "items add": ("nothing new.csv --out new", "crossbatch.cli.items._table"),
     "items remove": ("nothing --items i1 --out new", "crossbatch.serving.open_bundle"),

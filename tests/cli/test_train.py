@@ -169,7 +169,7 @@ def test_help_lists_the_commands_without_importing_torch():
 def test_every_recipe_builds(workplace, path):
     from crossbatch.config import Recipe
     from crossbatch.data import open_dataset
-    from crossbatch.training.assemble import build_sampler, build_towers, resolve
+    from crossbatch.training.build import build_sampler, build_towers, resolve
 
     overrides = ["model.item_features=[]"] if path.stem == "ml-1m" else []
     dataset = open_dataset(workplace / "data")

@@ -27,8 +27,7 @@ HEAVY = (
     "crossbatch.cli",
     "crossbatch.data",
     "crossbatch.serving",
-    "crossbatch.training",
-    "crossbatch.training.saved",
+    "crossbatch.fitting",
 )
 CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "open"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

@@ -20,7 +20,7 @@ from crossbatch.reports.runs import read_run
 from crossbatch.serving import open_bundle
 from crossbatch.training import fit
 from crossbatch.training.progress import Silent
-from crossbatch.training.saved import open_run
+from crossbatch.training.run_folder import open_run
 
 from . import fingerprints
 from .conftest import FAULTS, SHORT, Counts
@@ -174,7 +174,7 @@ def cut(run: Path, place: Path) -> Path:
         raise RuntimeError("killed")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crossbatch.training.sitting.Sitting._finish", killed)
+        patch.setattr("crossbatch.training.run.Session.finish", killed)
         with pytest.raises(RuntimeError, match="killed"):
             fit(open_dataset(config["dataset"]["path"]), recipe, out)
     return out

@@ -34,7 +34,7 @@ from crossbatch.serving.bundle import manifest as bundles
 from crossbatch.serving.bundle.change_items import add_items, remove_items
 from crossbatch.serving.server.live_bundle import LiveBundle
 from crossbatch.training import checkpoint
-from crossbatch.training.saved import open_run
+from crossbatch.training.run_folder import open_run
 
 from .conftest import FAULTS, RECIPE
 

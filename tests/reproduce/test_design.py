@@ -8,7 +8,7 @@ import pytest
 
 from crossbatch.config import Recipe
 from crossbatch.reproduce.design import STRATEGIES, Design, distinct, shortened
-from crossbatch.training import advice
+from crossbatch.training import auto_sampler
 
 PAPER = Recipe.from_dict({"model": {"item_features": []}})
 DESIGN = Design(PAPER, one_pass=40_000, seeds=(0, 1))
@@ -108,7 +108,7 @@ def test_no_recipe_changes_the_ceiling_or_the_drift_rule(sampler):
         "warmup_steps": 0, "max_staleness": 0.1,
     }  # fmt: skip
     sized = design.cell("mind", "sized_bank", 0).recipe.sampler
-    assert sized == {"name": "cross_batch", "capacity": 10112} | advice.SAFE_BANK
+    assert sized == {"name": "cross_batch", "capacity": 10112} | auto_sampler.SAFE_BANK
 
 
 def test_the_base_recipes_own_bank_is_the_usual_one():

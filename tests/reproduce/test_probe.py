@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
 from crossbatch.reproduce.probe import INTERVALS, StabilityProbe
-from crossbatch.training import Interrupted, Trainer, fit
-from crossbatch.training.assemble import build_trainer, resolve
+from crossbatch.training import Interrupted, fit
+from crossbatch.training.build import build_trainer, resolve
 
 from .conftest import BASE
 
@@ -109,13 +111,14 @@ def test_in_batch_runs_have_drift_and_no_lemma(dataset, tmp_path):
 
 def test_a_resumed_run_measures_the_same(probed, dataset, tmp_path, monkeypatch):
     """Stopped right after the checkpoint at step 40: the window after it is measured whole."""
-    whole = Trainer.fit
+    asked = itertools.count(1)
 
-    def cut(self, *arguments, interrupted, **options):
-        return whole(self, *arguments, interrupted=lambda: self.step == 40, **options)
+    @contextmanager
+    def flag(**_):
+        yield lambda: next(asked) == 40
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "fit", cut)
+        patch.setattr("crossbatch.training.run.interrupt_flag", flag)
         with pytest.raises(Interrupted):
             fit(dataset, RECIPE, tmp_path / "run", probe=StabilityProbe(dataset, RECIPE))
     fit(dataset, RECIPE, tmp_path / "run", resume=True, probe=StabilityProbe(dataset, RECIPE))

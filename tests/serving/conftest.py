@@ -11,7 +11,7 @@ from crossbatch.data import Dataset, PrepareOptions, open_dataset, prepare
 from crossbatch.data.synthetic import SynthOptions, synthetic_source
 from crossbatch.serving import Bundle, export_bundle
 from crossbatch.training import fit
-from crossbatch.training.saved import SavedRun, open_run
+from crossbatch.training.run_folder import SavedRun, open_run
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from crossbatch.config import Recipe
 from crossbatch.data import PrepareOptions, open_dataset, prepare
 from crossbatch.data.synthetic import SynthOptions, synthetic_source
 from crossbatch.negatives import Candidates
-from crossbatch.training.assemble import build_trainer, resolve
+from crossbatch.training.build import build_trainer, resolve
 from crossbatch.training.monitor import ALARMS, Monitor
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -80,16 +80,16 @@ def test_a_bank_too_large_for_the_catalogue_is_said_aloud(dataset, recipe, monke
     assert "sampler.capacity" in warnings[0][1]
 
 
-def test_clocks_stand_still_between_pause_and_go_on(monkeypatch):
+def test_clocks_stand_still_between_pause_and_resume(monkeypatch):
     wall, cpu = [100.0], [7.0]
     monkeypatch.setattr("time.perf_counter", lambda: wall[0])
     monkeypatch.setattr("time.process_time", lambda: cpu[0])
     monitor = Monitor(None, 1, lambda *_: None, seconds=5.0, cpu_seconds=2.0)
-    monitor.go_on()
+    monitor.resume()
     wall[0], cpu[0] = 103.0, 8.0  # three seconds of training, one of them on the processor
     monitor.pause()
     wall[0], cpu[0] = 200.0, 90.0  # an evaluation
-    monitor.go_on()
+    monitor.resume()
     wall[0], cpu[0] = 201.0, 91.0
     monitor.pause()
     assert (monitor.seconds, monitor.cpu_seconds) == (9.0, 4.0)

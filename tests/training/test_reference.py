@@ -19,7 +19,7 @@ from crossbatch.models.passes import GraphPass
 from crossbatch.negatives import SAMPLERS
 from crossbatch.negatives.loss import NonFiniteLossError, row_losses
 from crossbatch.training import step as trainer_module
-from crossbatch.training.assemble import build_trainer, resolve
+from crossbatch.training.build import build_trainer, resolve
 from crossbatch.training.direct import DirectTrainer
 from crossbatch.training.step import Trainer
 

@@ -14,14 +14,14 @@ import pytest
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import evaluate
+from crossbatch.evaluation.runs import evaluate_runs
 from crossbatch.models import TwoTower
 from crossbatch.reproduce.probe import StabilityProbe
 from crossbatch.serving import export_bundle
 from crossbatch.serving.from_run import open_recommender
 from crossbatch.training import Interrupted, fit
-from crossbatch.training.assemble import build_towers, resolve
-from crossbatch.training.run_folder import changed_keys
-from crossbatch.training.saved import evaluate_runs, open_run
+from crossbatch.training.build import build_towers, resolve
+from crossbatch.training.run_folder import changed_keys, open_run
 
 from .conftest import RECIPE, recipe_file
 
@@ -187,7 +187,7 @@ def test_resume_after_early_stopping_does_not_train_on(dataset, recipe, tmp_path
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("crossbatch.training.sitting.Sitting._finish", killed)
+        patch.setattr("crossbatch.training.run.Session.finish", killed)
         with pytest.raises(RuntimeError, match="killed"):
             fit(dataset, impatient, tmp_path / "again")
     resumed = fit(dataset, impatient, tmp_path / "again", resume=True)
@@ -241,7 +241,7 @@ def stopped_after(steps, patch):
         yield lambda: next(answers)
 
     with patch.context() as patched:
-        patched.setattr("crossbatch.training.sitting.interrupt_flag", flag)
+        patched.setattr("crossbatch.training.run.interrupt_flag", flag)
         yield
 
 

@@ -10,7 +10,7 @@ import torch
 from crossbatch.config import Recipe
 from crossbatch.models import MODELS
 from crossbatch.negatives import SAMPLERS
-from crossbatch.training.assemble import build_trainer, resolve
+from crossbatch.training.build import build_trainer, resolve
 
 SAMPLER_OPTIONS = {
     "uniform": {"num_negatives": 50},

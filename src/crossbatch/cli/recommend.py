@@ -100,7 +100,7 @@ def _test_user(
     """History, later choices and list of a test user of a run's dataset."""
     from crossbatch.serving.bundle.manifest import MANIFEST
     from crossbatch.serving.from_run import held_out_user, run_recommender
-    from crossbatch.training.saved import open_run
+    from crossbatch.training.run_folder import open_run
 
     if (source / MANIFEST).is_file():
         raise ConfigError("--user needs a run folder: a bundle keeps no users")

@@ -95,8 +95,8 @@ def evaluate(
     """
     import json
 
+    from crossbatch.evaluation.runs import evaluate_runs
     from crossbatch.training.distributed.start import joined
-    from crossbatch.training.saved import evaluate_runs
 
     with joined() as ranks:
         table = evaluate_runs(

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from .comirec_sa import ComiRecSA
+from .embedding import RowTable
 from .features import FeatureTable
 from .gru4rec import GRU4Rec
 from .item_tower import NO_FEATURES, ItemTower
@@ -41,6 +42,7 @@ def build_model(
     normalize: bool = False,
     history_dropout: float = 0.0,
     sparse: bool = True,
+    id_table: RowTable | None = None,
 ) -> TwoTower:
     """An item tower and the user tower `MODELS[name]`, ready to train.
 
@@ -56,12 +58,14 @@ def build_model(
         normalize: As in `TwoTower`.
         history_dropout: As in `TwoTower`.
         sparse: Whether gradients of all tables are sparse tensors; `torch.optim.Adam` wants False.
+        id_table: Table of the items' ids, if it is not to be made here.
     """
     if name not in MODELS:
         near = get_close_matches(name, MODELS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(MODELS)}"
         raise ValueError(f"unknown model {name!r}: {hint}")
-    item_tower = ItemTower(num_items, dim, features=item_features, **{"sparse": sparse, **item})
+    options = {"sparse": sparse, **item}
+    item_tower = ItemTower(num_items, dim, id_table, features=item_features, **options)
     options = tower_options(name, tower, dim, history_dim(item_tower, history))
     return TwoTower(
         item_tower,

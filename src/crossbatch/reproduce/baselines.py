@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crossbatch.evaluation.baselines import evaluate_baselines
+from crossbatch.evaluation.runs import in_paper
 from crossbatch.files import read_document, write_document
-from crossbatch.training.outcome import finite, in_paper
+from crossbatch.training.journal import without_nan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ def measure_baselines(dataset: Dataset, recipe: Recipe, out: Path) -> Path:
     document = about | {
         "baselines": {
             name: {
-                "test": finite(evaluation.means()),
+                "test": without_nan(evaluation.means()),
                 "test_ci": {
                     key: [interval.low, interval.high]
                     for key, interval in evaluation.intervals().items()

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING
 from crossbatch.errors import ConfigError
 from crossbatch.files import read_document
 from crossbatch.reproduce import worker
-from crossbatch.training.assemble import resolve
+from crossbatch.training.build import resolve
 from crossbatch.training.run_folder import changed_keys, in_use
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from crossbatch.evaluation import encode_items
 from crossbatch.evaluation.drift import feature_drift, gradient_error
 from crossbatch.evaluation.recommenders import evaluation_mode
 from crossbatch.negatives import CrossBatchSampler
-from crossbatch.training.assemble import pick_device
+from crossbatch.training.build import pick_device
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -41,7 +41,7 @@ def main() -> int:
 def _forked(line: str) -> int:
     """Run a cell in a fork of this process, which has nothing but imports behind it."""
     import crossbatch.data
-    import crossbatch.training  # noqa: F401 (every fork has them)
+    import crossbatch.fitting  # noqa: F401 (every fork has them)
 
     child = os.fork()
     if child == 0:

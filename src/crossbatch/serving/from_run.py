@@ -16,7 +16,7 @@ from crossbatch.serving.bundle.opening import open_bundle
 from crossbatch.serving.bundle.towers import InHistories
 from crossbatch.serving.recommender import Recommender
 from crossbatch.serving.user_features import Profiles, feature_table
-from crossbatch.training.saved import open_run
+from crossbatch.training.run_folder import open_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from crossbatch.training.saved import SavedRun
+    from crossbatch.training.run_folder import SavedRun
 
 
 RUN = "config.json"

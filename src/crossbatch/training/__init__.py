@@ -9,22 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from crossbatch.training.endings import DivergedError, Interrupted
+    from crossbatch.errors import DivergedError, Interrupted
+    from crossbatch.fitting import fit
     from crossbatch.training.loop import EarlyStopping
     from crossbatch.training.optimizer import Adam
     from crossbatch.training.row_adam import RowAdam
-    from crossbatch.training.run import fit
     from crossbatch.training.step import StepRecord, Trainer
 
 _HOMES = {
-    "Adam": "optimizer",
-    "DivergedError": "endings",
-    "EarlyStopping": "loop",
-    "Interrupted": "endings",
-    "RowAdam": "row_adam",
-    "StepRecord": "step",
-    "Trainer": "step",
-    "fit": "run",
+    "Adam": "crossbatch.training.optimizer",
+    "DivergedError": "crossbatch.errors",
+    "EarlyStopping": "crossbatch.training.loop",
+    "Interrupted": "crossbatch.errors",
+    "RowAdam": "crossbatch.training.row_adam",
+    "StepRecord": "crossbatch.training.step",
+    "Trainer": "crossbatch.training.step",
+    "fit": "crossbatch.fitting",  # joins training and evaluation, so it stands above both
 }
 
 __all__ = [
@@ -42,4 +42,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'crossbatch.training' has no attribute {name!r}")
-    return getattr(import_module(f"crossbatch.training.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)

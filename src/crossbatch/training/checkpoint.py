@@ -1,7 +1,8 @@
-"""Checkpoints: folders of safetensors and JSON that are whole or absent.
+"""Checkpoints: the state of training in folders of safetensors and JSON that are whole or absent.
 
-save(folder / "step-000001000", tensors, document)
-tensors, document = load_newest(folder)
+save(folder / "step-000001000", trainer_state(trainer), document)
+tensors, document = load_newest(folder, print)
+load_trainer_state(trainer, tensors)
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.training.distributed.sharded_table import ShardedTable
+    from crossbatch.training.step import Trainer
 
 NO_TABLES: dict[str, ShardedTable] = {}
 FORMAT = 2
@@ -47,11 +50,16 @@ UNSEALED_FORMAT = 1  # of earlier releases: only the tensors had a checksum
 TENSORS, DOCUMENT = "tensors.safetensors", "checkpoint.json"
 
 
+# --- files ---
+
+
 def save(
     path: Path,
     tensors: dict[str, Tensor],
     document: dict[str, Any],
     tables: dict[str, ShardedTable] = NO_TABLES,
+    *,
+    writes: bool = True,
 ) -> None:
     """Write a checkpoint folder under a temporary name, then rename it into place.
 
@@ -60,9 +68,13 @@ def save(
         tensors: Its tensors.
         document: Anything else, as JSON.
         tables: Tables that are spread over ranks, which write their rows at the same time.
+        writes: False on all ranks but the first: they write their rows of the tables alone.
     """
+    partial = path.with_name(f".{path.name}.partial")
+    if not writes:
+        save_tables(tables, partial)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_path(path)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
@@ -77,11 +89,6 @@ def save(
         put_in_place(partial, path, replace=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def partial_path(path: Path) -> Path:
-    """Where a checkpoint is until it is whole."""
-    return path.with_name(f".{path.name}.partial")
 
 
 def load(path: Path, *, tables: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -130,3 +137,55 @@ def prune(folder: Path, keep: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob(".step-*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+# --- tensors of a trainer ---
+
+
+def model_state(trainer: Trainer) -> dict[str, Tensor]:
+    """The towers' weights and the temperature, under names of their own."""
+    state = {f"model.{k}": v for k, v in _module(trainer).state_dict().items()}
+    state["loss.log_temperature"] = trainer.log_temperature.detach()
+    return state
+
+
+def trainer_state(trainer: Trainer) -> dict[str, Tensor]:
+    """All tensors that an exact resume needs: model, sampler, optimiser, random generators."""
+    tensors = model_state(trainer)
+    tensors |= {f"sampler.{k}": v for k, v in trainer.sampler.state_dict().items()}
+    tensors |= {f"optimizer.{k}": v for k, v in trainer.optimizer.state().items()}
+    tensors["rng.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["rng.cuda"] = torch.cuda.get_rng_state()
+    return tensors
+
+
+def load_model_state(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
+    """Restore what `model_state` returned."""
+    try:
+        _module(trainer).load_state_dict(below(tensors, "model."))
+    except RuntimeError as error:
+        raise DataError(f"the checkpoint holds another model: {error}") from None
+    with torch.no_grad():
+        trainer.log_temperature.copy_(tensors["loss.log_temperature"])
+
+
+def load_trainer_state(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
+    """Restore what `trainer_state` returned."""
+    load_model_state(trainer, tensors)
+    trainer.sampler.load_state_dict(below(tensors, "sampler."))
+    trainer.optimizer.load_state(below(tensors, "optimizer."))
+    torch.set_rng_state(tensors["rng.cpu"])
+    if torch.cuda.is_available() and "rng.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["rng.cuda"])
+
+
+def below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix`, by what follows it."""
+    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _module(trainer: Trainer) -> torch.nn.Module:
+    model = trainer.model
+    assert isinstance(model, torch.nn.Module)
+    return model

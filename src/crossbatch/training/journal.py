@@ -1,4 +1,4 @@
-"""`Journal`: one JSON object a line, append-only, readable while the run goes on."""
+"""`Journal`: the events of a run, one JSON object a line, readable while the run is going on."""
 
 from __future__ import annotations
 
@@ -6,28 +6,35 @@ import json
 import math
 import os
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+Listener = Callable[[str, int, dict[str, Any]], None]  # event, step, fields
+
 
 class Journal:
-    """Events of a run in `journal.jsonl`.
+    """Events of a run in `journal.jsonl`, append-only.
 
     Args:
-        path: The file; made if absent.
+        path: The file, made if absent; None for a process that writes nothing.
         length: Bytes to keep: a resumed run drops what was written after its checkpoint, because
-            those steps happen again. Of a shorter file the whole lines are kept.
+            those steps happen again. Of a shorter file the complete lines are kept.
+        listeners: Called with every event after it was written.
 
     Attributes:
-        crc32: Checksum of all that the file holds.
+        crc32: Checksum of the file's content.
     """
 
-    def __init__(self, path: Path, length: int | None = None) -> None:
-        self._file = path.open("ab")
-        kept = path.read_bytes()
-        if length is not None:
+    def __init__(
+        self, path: Path | None, length: int | None = None, listeners: tuple[Listener, ...] = ()
+    ) -> None:
+        self._listeners = listeners
+        self._file = None if path is None else path.open("ab")
+        kept = b"" if path is None else path.read_bytes()
+        if self._file is not None and length is not None:
             kept = kept[:length]
             if len(kept) < length:
                 kept = kept[: kept.rfind(b"\n") + 1]
@@ -36,27 +43,33 @@ class Journal:
         self.crc32 = zlib.crc32(kept)
 
     def write(self, event: str, step: int, **fields: Any) -> None:
-        """Append one event and hand it to the operating system."""
-        line = json.dumps({"event": event, "step": step} | _plain(fields), allow_nan=False)
-        payload = line.encode() + b"\n"
-        self._file.write(payload)
-        self._file.flush()
-        self.crc32 = zlib.crc32(payload, self.crc32)
+        """Append one event and hand it to the operating system and to the listeners."""
+        if self._file is not None:
+            document = {"event": event, "step": step} | without_nan(fields)
+            payload = json.dumps(document, allow_nan=False).encode() + b"\n"
+            self._file.write(payload)
+            self._file.flush()
+            self.crc32 = zlib.crc32(payload, self.crc32)
+        for listener in self._listeners:
+            listener(event, step, fields)
 
     def length(self) -> int:
         """Bytes so far, on disk for certain."""
+        if self._file is None:
+            return 0
         os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
-def _plain(value: Any) -> Any:
-    """NaN and infinity as null: they are not JSON."""
+def without_nan(value: Any) -> Any:
+    """The value with NaN and infinity, which are not JSON, as None."""
     if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
+        return {key: without_nan(entry) for key, entry in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

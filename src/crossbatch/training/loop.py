@@ -5,11 +5,13 @@ reason = train_loop(trainer, dataset.batches(128, seed=0), callbacks, EarlyStopp
 
 from __future__ import annotations
 
+import signal
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from crossbatch.training.step import StepRecord, Trainer, TrainingBatch
 
@@ -107,3 +109,33 @@ def train_loop(
         if step % trainer.accumulate == 0 and callbacks.interrupted():
             return "interrupted"
     return "max_steps"
+
+
+@contextmanager
+def interrupt_flag(*, launched: bool = False) -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether Ctrl-C was pressed; a second Ctrl-C interrupts at once.
+
+    Args:
+        launched: Whether a launcher started this process among others. It passes on Ctrl-C, which
+            then comes twice, and ends the others with SIGTERM when one fails; it has a limit of its
+            own for those that do not end.
+    """
+    pressed = False
+
+    def on_signal(*_: object) -> None:
+        nonlocal pressed
+        if pressed and not launched:
+            raise KeyboardInterrupt
+        pressed = True
+
+    signals = (signal.SIGINT, signal.SIGTERM) if launched else (signal.SIGINT,)
+    try:
+        earlier = [signal.signal(number, on_signal) for number in signals]
+    except ValueError:  # not the main thread, which alone receives signals
+        yield lambda: False
+        return
+    try:
+        yield lambda: pressed
+    finally:
+        for number, handler in zip(signals, earlier, strict=True):
+            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""`Monitor`: turns steps into journal lines, and numbers that predict harm into plain warnings."""
+"""`Monitor`: journal lines with diagnostics, and warnings where they predict harm."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Monitor:
         trainer: Whose steps are watched.
         every: Steps between journal lines.
         write: Called with event name, step and fields.
-        seconds: Training time so far, earlier sittings included once `load_state` told of them.
+        seconds: Training time so far, earlier sessions included after `load_state`.
         cpu_seconds: Of it, what this process computed: a busy machine stretches only the other.
         warned: Keys of the alarms that rang.
         share_before_bank: `mean_direction_share` when it was last measured without cached columns.
@@ -108,7 +108,7 @@ class Monitor:
         self._reported = self.seconds
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must remember for journal lines to go on as if nothing had happened."""
+        """What a checkpoint must hold for the next journal lines to be those of an unbroken run."""
         return {
             "seconds": self.seconds,
             "cpu_seconds": self.cpu_seconds,
@@ -120,7 +120,7 @@ class Monitor:
         }
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken; what an earlier version did not save starts anew."""
+        """Restore what `state` returned; values that an earlier release did not save start anew."""
         self.seconds = saved.get("seconds", 0.0)
         self.cpu_seconds = saved.get("cpu_seconds", 0.0)
         self._reported = saved.get("reported", self.seconds)
@@ -129,23 +129,23 @@ class Monitor:
         self.share_before_bank = saved.get("share_before_bank")
 
     def pause(self) -> None:
-        """Stop the clock: what comes is not training."""
+        """Stop the clock of training."""
         self.seconds += time.perf_counter() - self._mark
         self.cpu_seconds += time.process_time() - self._cpu_mark
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Start the clock again."""
         self._mark, self._cpu_mark = time.perf_counter(), time.process_time()
 
     def __call__(self, record: StepRecord) -> None:
-        """Take note of a step."""
+        """Record a step; every few steps, write a journal line."""
         self._losses.append(record.loss)
         self._columns += len(record.negatives) * len(record.positives)
         if record.step % self.every == 0:
             self.pause()
             self._report(record, self.seconds - self._reported)
             self._reported = self.seconds
-            self.go_on()
+            self.resume()
 
     def _report(self, record: StepRecord, elapsed: float) -> None:
         diagnostics = self.measure(record)
@@ -174,9 +174,7 @@ class Monitor:
         if not (isinstance(sampler, CrossBatchSampler) and sampler.guard and alarm.harmful):
             return None
         sampler.switch_off()
-        return (
-            "the bank does harm here and was switched off; training goes on with in-batch negatives"
-        )
+        return "the bank does harm and was switched off; training continues with in-batch negatives"
 
     def measure(self, record: StepRecord) -> dict[str, float]:
         """The diagnostics of one step."""

@@ -1,15 +1,15 @@
-"""Where a run shows how it is doing: a live line in the terminal, or nothing."""
+"""Progress of a run: a live line in the terminal, or nothing."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Progress(Protocol):
-    """What a run tells whoever watches."""
+class Progress:
+    """What a run reports while it trains; the methods do nothing unless overridden."""
 
     def start(self, step: int, total: int) -> None:
         """Training begins at `step` of at most `total`."""
@@ -27,26 +27,11 @@ class Progress(Protocol):
         """Training is over."""
 
 
-class Silent:
+class Silent(Progress):
     """Shows nothing."""
 
-    def start(self, step: int, total: int) -> None:
-        """Nothing."""
 
-    def step(self, step: int, loss: Tensor) -> None:
-        """Nothing."""
-
-    def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def say(self, message: str) -> None:
-        """Nothing."""
-
-    def stop(self) -> None:
-        """Nothing."""
-
-
-class Terminal:
+class Terminal(Progress):
     """One live line: step, loss, validation metric, negatives per second, longest time left."""
 
     def __init__(self, metric: str, *, to_stderr: bool = True) -> None:

@@ -1,81 +1,393 @@
-"""`fit`: a recipe and a dataset in, a run folder out; killed at any moment, it resumes exactly.
+"""The life of a run: build or restore it, train, measure the best model, write the result.
 
-result = fit(open_dataset("books"), Recipe.load(Path("recipes/demo.toml")), "runs/first")
+`crossbatch.fit` calls `train_run`; what a run leaves on disk is in `run_folder`. Metrics come from
+an `Evaluator` that is passed in, so that training depends on no evaluation code.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import datetime
+import platform
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Protocol
 
-from crossbatch.training.assemble import resolve
-from crossbatch.training.distributed.onlooker import open_folder
-from crossbatch.training.distributed.start import joined, restarted, together
+import torch
+
+from crossbatch.errors import DataError, DivergedError, Interrupted
+from crossbatch.files import sealed
+from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
+from crossbatch.training.auto_sampler import choose_sampler, is_auto, recorded_choice
+from crossbatch.training.build import build_trainer, pick_device, resolve
+from crossbatch.training.distributed.start import check_alike, together
+from crossbatch.training.distributed.trainer import RankTrainer
+from crossbatch.training.journal import Journal, without_nan
+from crossbatch.training.loop import EarlyStopping, Limits, interrupt_flag, train_loop
+from crossbatch.training.monitor import Monitor
 from crossbatch.training.progress import Progress, Silent
-from crossbatch.training.sitting import Sitting
+from crossbatch.training.run_folder import OWN_MODEL, flat
+from crossbatch.training.threads import measured_threads, using
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from crossbatch.config import Recipe
-    from crossbatch.data import Dataset
-    from crossbatch.training.course import Probe
+    from crossbatch.data import Batch, Dataset
+    from crossbatch.training.auto_sampler import SamplerChoice
+    from crossbatch.training.distributed.ranks import Ranks
+    from crossbatch.training.run_folder import RunFolder
+    from crossbatch.training.step import StepRecord, Trainer
     from crossbatch.training.trackers import Tracker
 
 
-def fit(
-    dataset: Dataset,
-    recipe: Recipe,
-    out: Path | str,
-    *,
-    model: torch.nn.Module | None = None,
-    resume: bool = False,
-    progress: Progress | None = None,
-    trackers: tuple[Tracker, ...] = (),
-    probe: Probe | None = None,
-    test: bool = True,
-) -> dict[str, Any]:
-    """Train until early stopping, restore the best model, evaluate it on the test users.
+class Metrics(Protocol):
+    """Metrics of one evaluation; `crossbatch.evaluation.Evaluation` has them."""
 
-    Processes that torchrun started train one model together: see `training.distributed`.
+    @property
+    def num_users(self) -> int:
+        """Users that were measured."""
 
-    Args:
+    def means(self) -> dict[str, float]:
+        """Mean of each metric over the users."""
+
+
+class Evaluator(Protocol):
+    """Measures a run's towers; `crossbatch.evaluation.runs.RunEvaluator` is one."""
+
+    def validate(self, model: Any, max_users: int | None = None) -> Metrics:
+        """Metrics on the validation users, or on the first `max_users` of them."""
+
+    def test(self, model: Any, folder: Path | None) -> dict[str, Any]:
+        """The entries of `result.json` on the test users; each user's metrics go to `folder`."""
+
+    def write_examples(self, model: Any, folder: Path) -> None:
+        """Write `examples.json`: recommendations for a few users, to look at."""
+
+
+class Probe(Protocol):
+    """Measures the towers while they learn, without changing what they learn.
+
+    A probe whose measurements span several steps has an attribute `measuring`, which is true during
+    one: a run that is stopped then resumes from the checkpoint before it.
+    """
+
+    def __call__(self, trainer: Trainer, step: int) -> Mapping[str, Any] | None:
+        """Called after every step; what it returns becomes a journal line `"probe"`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to train and how to watch it.
+
+    Attributes:
         dataset: What to train on.
-        recipe: What to train.
-        out: Run folder, empty or absent unless `resume`.
-        model: Towers of your own instead of `recipe.model`: any module whose call gives `(u, v)` of
-            a batch and that has methods `users` and `items`, as `TwoTower` does.
-        resume: Whether to go on with the run in `out`. A finished one returns its result. A process
-            that torchrun started again does so anyway.
-        progress: Where to show progress; silent by default.
-        trackers: Further places that journal lines go to; what one raises ends the run.
-        probe: Measures beside training; its time is not training time.
-        test: Whether to look at the test users. A search for settings must not.
+        recipe: Resolved recipe.
+        evaluator: Measures validation and test users.
+        model: Towers of the caller's own instead of the recipe's, or None.
+        progress: Where to show progress.
+        trackers: Further places that journal lines go to.
+        probe: Measures beside training.
+        test: Whether to look at the test users.
+        ranks: The processes that train together, or None.
+    """
 
-    Returns:
-        The content of `result.json`.
+    dataset: Dataset
+    recipe: Recipe
+    evaluator: Evaluator
+    model: torch.nn.Module | None = None
+    progress: Progress = field(default_factory=Silent)
+    trackers: tuple[Tracker, ...] = ()
+    probe: Probe | None = None
+    test: bool = True
+    ranks: Ranks | None = None
+
+    @property
+    def own_model(self) -> str | None:
+        """Class name of the caller's own towers."""
+        return None if self.model is None else type(self.model).__name__
+
+    def config(self, choice: SamplerChoice | None = None) -> dict[str, Any]:
+        """The content of `config.json`."""
+        chosen = {"advice": sealed(choice.to_dict())} if choice else {}
+        about = {
+            "dataset": {
+                "path": str(self.dataset.path.resolve()),
+                "checksum": self.dataset.manifest["checksum"],
+            },
+            OWN_MODEL: self.own_model,
+            "version": version("crossbatch"),
+            "environment": environment(),
+        }
+        return self.recipe.to_dict() | chosen | about
+
+
+def train_run(plan: Plan, folder: RunFolder) -> dict[str, Any]:
+    """Train in a folder from its newest checkpoint to the result, and return `result.json`.
 
     Raises:
         Interrupted: If Ctrl-C ended training; a checkpoint was saved.
         DivergedError: If the loss was not finite; the last good checkpoint stays.
     """
-    recipe = resolve(recipe, dataset)
-    with joined() as ranks:
-        resume = resume or restarted()
-        folder = together(ranks, lambda: open_folder(Path(out), resume=resume, ranks=ranks))
-        speaks = folder.writes
-        try:
-            sitting = Sitting(
-                dataset,
-                recipe,
-                folder,
-                model,
-                (speaks and progress) or Silent(),
-                trackers if speaks else (),
-                probe,
-                test,
-                ranks,
+    if plan.ranks is not None:
+        check_alike(plan.ranks, _shared_facts(plan, folder))
+    finished = folder.result()
+    if finished is not None:
+        folder.check_config(plan.config())
+        return finished
+    session = start_session(plan, folder)
+    try:
+        with using(session.threads):
+            session.train()
+            with using(session.eval_threads):
+                return session.finish()
+    finally:
+        session.journal.close()
+
+
+def start_session(plan: Plan, folder: RunFolder) -> Session:
+    """Build the trainer or restore it from the newest checkpoint, and open the journal."""
+    train, stopping = plan.recipe.train, EarlyStopping(plan.recipe.train.patience)
+    trainer, choice, saved = together(plan.ranks, lambda: _restored(plan, folder, stopping))
+    # Sums depend on how they are split: a resumed run uses the threads that it began with.
+    threads = train.threads or saved.get("threads") or _best_threads(plan, trainer)
+    eval_threads = train.threads or saved.get("eval_threads") or torch.get_num_threads()
+    folder.write_config(plan.config(choice))
+    path = folder.path / "journal.jsonl"
+    listeners = (plan.progress.event, *(tracker.event for tracker in plan.trackers))
+    journal = Journal(path if folder.writes else None, saved.get("journal", 0), listeners)
+    if saved.get("journal_crc32") not in (None, journal.crc32):
+        plan.progress.say(
+            f"{path} was damaged after the checkpoint: training continues exactly, curves that are "
+            "drawn from it may have gaps"
+        )
+    monitor = Monitor(trainer, train.log_every, journal.write)
+    monitor.load_state(saved)
+    session = Session(plan, folder, trainer, stopping, journal, monitor, choice)
+    session.threads, session.eval_threads = threads, eval_threads
+    session.eval_seconds = saved.get("eval_seconds", 0.0)
+    return session
+
+
+def _restored(
+    plan: Plan, folder: RunFolder, stopping: EarlyStopping
+) -> tuple[Trainer, SamplerChoice | None, dict[str, Any]]:
+    """The trainer, the choice of an `"auto"` sampler, and the document of the checkpoint."""
+    plan.dataset.verify()  # takes a second, training takes hours
+    folder.check_config(plan.config())
+    recipe, choice = plan.recipe, None
+    if is_auto(recipe):
+        choice = _chosen_once(plan, folder)
+        recipe = resolve(choice.applied_to(recipe), plan.dataset)
+    trainer = build_trainer(recipe, plan.dataset, plan.model, plan.ranks)
+    saved = folder.load_checkpoint(trainer, stopping, plan.progress.say) or {}
+    if choice and saved.get("sampler") not in (None, choice.sampler):
+        raise DataError(
+            f"{folder.path / 'config.json'} is missing or was changed: its run chose other "
+            f"negatives, {saved['sampler']}; restore it, or start anew elsewhere"
+        )
+    return trainer, choice, saved
+
+
+def _chosen_once(plan: Plan, folder: RunFolder) -> SamplerChoice:
+    """What an `"auto"` sampler stands for, chosen by the first session of a run."""
+    choice = recorded_choice(folder.path, folder.config())
+    choice = choice or choose_sampler(plan.recipe, plan.dataset, plan.model)
+    if plan.ranks is not None:  # each rank has measured for itself
+        choice = plan.ranks.collect_objects(choice)[0]
+    plan.progress.say(str(choice))
+    return choice
+
+
+def _best_threads(plan: Plan, trainer: Trainer) -> int:
+    if plan.ranks is not None:  # they share the cores as their launcher decided
+        return torch.get_num_threads()
+    return measured_threads(trainer, next(next_batches(plan, trainer)))
+
+
+def next_batches(plan: Plan, trainer: Trainer) -> Iterator[Batch]:
+    """The batches that the trainer has not had yet, on its device."""
+    train = plan.recipe.train
+    device = pick_device(train.device)
+    batches = plan.dataset.batches(
+        train.batch_size,
+        seed=train.seed,
+        history_length=train.history_length,
+        start=trainer.step,
+        later=trainer.mask_later,
+    )
+    if device.type == "cpu":
+        return batches
+    return (batch.to(device) for batch in batches)
+
+
+def _shared_facts(plan: Plan, folder: RunFolder) -> dict[str, Any]:
+    """What all ranks must have alike."""
+    config = plan.config()
+    facts = flat({key: value for key, value in config.items() if key != "environment"})
+    del facts["dataset.path"]
+    return facts | {
+        "the newest checkpoint in the run folder": folder.newest_checkpoint(),
+        "the result in the run folder": folder.result(),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and threads: what numbers may depend on besides code and data."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cpu": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+@dataclass(slots=True)
+class Session:
+    """One session of a run, from its start or a checkpoint; the callbacks of its loop.
+
+    Attributes:
+        plan: What to train.
+        folder: Where checkpoints and the result go.
+        trainer: Takes the steps.
+        stopping: Early-stopping state.
+        journal: Where events go.
+        monitor: Clock and diagnostics.
+        choice: What an `"auto"` sampler stands for, or None.
+        threads: CPU threads of steps.
+        eval_threads: CPU threads of evaluations.
+        eval_seconds: Time of evaluations, earlier sessions included.
+        interrupted: Whether Ctrl-C was pressed.
+    """
+
+    plan: Plan
+    folder: RunFolder
+    trainer: Trainer
+    stopping: EarlyStopping
+    journal: Journal
+    monitor: Monitor
+    choice: SamplerChoice | None
+    threads: int = 1
+    eval_threads: int = 1
+    eval_seconds: float = 0.0
+    interrupted: Callable[[], bool] = lambda: False
+    _users: int = 0  # of the last evaluation
+
+    def train(self) -> None:
+        """Train until early stopping, the last step or Ctrl-C."""
+        trainer, progress = self.trainer, self.plan.progress
+        if trainer.step == 0:
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            self.journal.write("start", 0, time=now, environment=environment())
+        else:
+            self.journal.write("resume", trainer.step)
+        progress.start(trainer.step, self.plan.recipe.train.max_steps)
+        reason = self._loop()
+        self.monitor.pause()
+        progress.stop()
+        if reason == "interrupted":
+            # Within a measurement of the probe the checkpoint before it stays the newest.
+            if not getattr(self.plan.probe, "measuring", False):
+                self.save()
+            raise Interrupted(
+                f"stopped at step {trainer.step} and saved; continue with the same command and "
+                f"--resume"
             )
-            return sitting.run()
-        finally:
-            folder.close()
+        self.journal.write("stop", trainer.step, reason=reason)
+
+    def _loop(self) -> str:
+        train, trainer = self.plan.recipe.train, self.trainer
+        sampler = trainer.sampler
+        counting_from = 0
+        if train.patience_from_warmup and isinstance(sampler, CrossBatchSampler):
+            counting_from = sampler.warmup_steps
+        limits = Limits(train.max_steps, train.eval_every, train.metric, counting_from)
+        batches = next_batches(self.plan, trainer)
+        with interrupt_flag(launched=self.plan.ranks is not None) as self.interrupted:
+            if isinstance(trainer, RankTrainer):
+                self.interrupted = trainer.agree_to_stop(self.interrupted)
+            try:
+                return train_loop(trainer, batches, self, self.stopping, limits)
+            except NonFiniteLossError as error:
+                self.journal.write("stop", trainer.step, reason="nan")
+                raise DivergedError(
+                    f"batch {trainer.step} of seed {train.seed}: {error}; the last good checkpoint "
+                    f"is in {self.folder.checkpoints}"
+                ) from None
+
+    def on_step(self, record: StepRecord) -> None:
+        """Measure a step, run the probe, show progress."""
+        self.monitor(record)
+        if self.plan.probe is not None:
+            self.monitor.pause()
+            found = self.plan.probe(self.trainer, record.step)
+            if found:
+                self.journal.write("probe", record.step, **found)
+            self.monitor.resume()
+        self.plan.progress.step(record.step, record.loss)
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Validation metrics; the clock of training is stopped."""
+        self.monitor.pause()
+        began = time.perf_counter()
+        with using(self.eval_threads):
+            max_users = self.plan.recipe.train.eval_users or None
+            metrics = self.plan.evaluator.validate(self.trainer.model, max_users)
+        self.eval_seconds += time.perf_counter() - began
+        self._users = metrics.num_users
+        return metrics.means()
+
+    def on_eval(self, metrics: Mapping[str, float], best: bool) -> None:
+        """Write what an evaluation found, keep the best model, save a checkpoint."""
+        seconds = round(self.monitor.seconds + self.eval_seconds, 4)
+        about = {"seconds": seconds, "split": "valid", "users": self._users}
+        self.journal.write("eval", self.trainer.step, **about, metrics=dict(metrics))
+        if best:
+            self.folder.save_best(self.trainer, dict(metrics))
+        self.save()
+        self.monitor.resume()
+
+    def save(self) -> None:
+        """Write a checkpoint from which the run resumes exactly."""
+        document = {
+            "journal": self.journal.length(),
+            "journal_crc32": self.journal.crc32,
+            "eval_seconds": self.eval_seconds,
+            "threads": torch.get_num_threads(),
+            "eval_threads": self.eval_threads,
+            "sampler": self.choice.sampler if self.choice else None,
+        } | self.monitor.state()
+        keep = self.plan.recipe.train.keep_checkpoints
+        self.folder.save_checkpoint(self.trainer, self.stopping, document, keep)
+
+    def finish(self) -> dict[str, Any]:
+        """Evaluate the best model on all users and write the result."""
+        plan, folder, trainer, steps = self.plan, self.folder, self.trainer, self.trainer.step
+        if plan.ranks is not None:
+            plan.ranks.wait()  # for the first to have written the best model
+        folder.load_best(trainer)
+        result = {
+            "model": plan.own_model or plan.recipe.model.name,
+            "sampler": plan.recipe.sampler["name"],
+            "seed": plan.recipe.train.seed,
+            "steps": steps,
+            "best_step": self.stopping.best_step,
+            "seconds_per_1000_steps": 1000 * self.monitor.seconds / steps,
+            "cpu_seconds_per_1000_steps": 1000 * self.monitor.cpu_seconds / steps,
+            "convergence_minutes": (self.monitor.seconds + self.eval_seconds) / 60,
+            "valid": without_nan(plan.evaluator.validate(trainer.model).means()),
+            "num_items": plan.dataset.num_items,
+        }
+        if self.choice:
+            result["advice"] = self.choice.to_dict()
+            plan.progress.say(str(self.choice))
+        if plan.test:
+            result |= plan.evaluator.test(trainer.model, folder.path if folder.writes else None)
+        # A table that is spread over ranks cannot be read by the first alone.
+        if plan.test and folder.writes and not trainer.optimizer.sharded:
+            plan.evaluator.write_examples(trainer.model, folder.path)
+        folder.write_result(result)
+        return result

@@ -1,4 +1,8 @@
-"""`RunFolder`: everything a run leaves on disk, and the lock that keeps two trainings apart."""
+"""`RunFolder`: the files of a run, and the lock that keeps two trainings apart; `open_run`.
+
+saved = open_run(Path("runs/first"))
+saved.towers.users(history)
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ import fcntl
 import hashlib
 import json
 import shutil
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from crossbatch.config import Recipe, filled
+from crossbatch.data import open_dataset
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import (
     CHECKSUMS,
@@ -23,24 +28,25 @@ from crossbatch.files import (
 from crossbatch.models import MODELS
 from crossbatch.negatives import SAMPLERS
 from crossbatch.training import checkpoint
+from crossbatch.training.build import build_towers
 from crossbatch.training.distributed.table_files import load_tables
-from crossbatch.training.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
-    from torch import Tensor
-
+    from crossbatch.data import Dataset
+    from crossbatch.models import TwoTower
     from crossbatch.training.loop import EarlyStopping
     from crossbatch.training.step import Trainer
 
-
-# What a finished run lists in `checksums.json`; the best model has checksums of its own.
+# Files that a finished run lists in `checksums.json`; the best model has checksums of its own.
 CHECKED_FILES = ("config.json", "journal.jsonl", "examples.json", "per_user/*.npy")
-
-
 LOCK = ".lock"  # of the process that writes a folder; stays when it has ended
+OWN_MODEL = "own_model"  # key of `config.json`
+# Keys that may differ between the sessions of one run: they do not change what is learned.
+RESUMABLE_CHANGES = frozenset(
+    {"train.max_steps", "train.patience", "train.keep_checkpoints", "train.threads", "dataset.path"}
+)
 
 
 class RunInUseError(ConfigError):
@@ -53,22 +59,22 @@ class RunFolder:
     Args:
         path: The folder; made if absent.
         resume: Whether an earlier run in it is to be continued.
+        writes: Whether this process writes the folder, and locks it. Of processes that train
+            together the first one does, for the others it is read-only.
 
     Raises:
         ConfigError: If it holds a run and `resume` is off.
         RunInUseError: If another process trains in it.
-
-    Attributes:
-        writes: Whether this process is the one that writes it.
     """
 
-    writes = True
-
-    def __init__(self, path: Path, *, resume: bool) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, resume: bool, writes: bool = True) -> None:
+        self.path, self.writes = path, writes
+        self.checkpoints, self.best = path / "checkpoints", path / "best"
+        if not writes:
+            return
         if not resume and path.exists() and any(path.iterdir()):
             raise ConfigError(
-                f"{path} is not empty; choose another --out, or pass --resume to go on with the "
+                f"{path} is not empty; choose another --out, or pass --resume to continue the "
                 "run in it"
             )
         try:
@@ -88,39 +94,26 @@ class RunFolder:
                 "file system that has locks"
             ) from None
 
-    @property
-    def checkpoints(self) -> Path:
-        """Where checkpoints are."""
-        return self.path / "checkpoints"
+    def close(self) -> None:
+        """Release the lock."""
+        if self.writes:
+            self._lock.close()
 
-    @property
-    def best(self) -> Path:
-        """The best model so far, as a checkpoint of its own."""
-        return self.path / "best"
-
-    def result(self) -> dict[str, Any] | None:
-        """The result of a finished run, or None."""
-        path = self.path / "result.json"
-        if not path.is_file():
-            return None
-        verify_checksums(self.path)
-        self.drop_checkpoints()  # a kill may have come in between
-        return read_document(path, "delete it and resume the run")
+    # --- config.json and result.json ---
 
     def config(self) -> dict[str, Any]:
-        """What an earlier sitting wrote into `config.json`; empty before the first."""
+        """What an earlier session wrote into `config.json`; empty before the first."""
         path = self.path / "config.json"
         remedy = "delete it to resume the run with the recipe you pass"
         return read_document(path, remedy) if path.is_file() else {}
 
     def check_config(self, config: dict[str, Any]) -> None:
-        """Compare `config` with the one that a resumed run began with."""
+        """Raise `ConfigError` if `config` is of another run than the one in the folder."""
         earlier = self.config()
-        if earlier:
-            self._check_own_model(earlier, config)
-        changes = list(changed_keys(earlier, config)) if earlier else []
-        if changes:
-            key, before, value = changes[0]
+        if not earlier:
+            return
+        self._check_own_model(earlier, config)
+        for key, before, value in changed_keys(earlier, config):
             raise ConfigError(
                 f"{key} is {value!r}, but the run in {self.path} began with {before!r}; "
                 "resume with the same recipe and data"
@@ -139,43 +132,47 @@ class RunFolder:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write `config.json`."""
-        write_document(self.path / "config.json", config)
+        if self.writes:
+            write_document(self.path / "config.json", config)
 
-    def journal(self, length: int) -> Journal:
-        """The journal, of which `length` bytes are kept."""
-        return Journal(self.path / "journal.jsonl", length)
-
-    def checkpoint_path(self, step: int) -> Path:
-        """Where the checkpoint of a step is."""
-        return self.checkpoints / f"step-{step:09d}"
-
-    def newest_checkpoint(self) -> str | None:
-        """Name of the newest checkpoint, whole or not."""
-        return max((path.name for path in self.checkpoints.glob("step-*")), default=None)
+    def result(self) -> dict[str, Any] | None:
+        """The result of a finished run, or None."""
+        path = self.path / "result.json"
+        if not path.is_file():
+            return None
+        verify_checksums(self.path)
+        self._drop_checkpoints()  # a kill may have come before
+        return read_document(path, "delete it and resume the run")
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Finish: list the checksums of what has none of its own, then write `result.json`."""
-        content = document_bytes(result)
+        if not self.writes:
+            return
         listed = {
             path.relative_to(self.path).as_posix(): file_checksum(path)
             for pattern in CHECKED_FILES
             for path in sorted(self.path.glob(pattern))
         }
-        listed["result.json"] = hashlib.sha256(content).hexdigest()
+        listed["result.json"] = hashlib.sha256(document_bytes(result)).hexdigest()
         write_document(self.path / CHECKSUMS, listed)
         write_document(self.path / "result.json", result)
-        self.drop_checkpoints()
+        self._drop_checkpoints()
+
+    def _drop_checkpoints(self) -> None:
+        """Delete the checkpoints of a finished run; the best model stays."""
+        if self.writes:
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    # --- checkpoints and the best model ---
+
+    def newest_checkpoint(self) -> str | None:
+        """Name of the newest checkpoint, whole or not."""
+        return max((path.name for path in self.checkpoints.glob("step-*")), default=None)
 
     def save_checkpoint(
         self, trainer: Trainer, stopping: EarlyStopping, document: dict[str, Any], keep: int
     ) -> None:
-        """Save all that an exact resume needs."""
-        tensors = model_state(trainer)
-        tensors |= {f"sampler.{k}": v for k, v in trainer.sampler.state_dict().items()}
-        tensors |= {f"optimizer.{k}": v for k, v in trainer.optimizer.state().items()}
-        tensors["rng.cpu"] = torch.get_rng_state()
-        if torch.cuda.is_available():
-            tensors["rng.cuda"] = torch.cuda.get_rng_state()
+        """Save all that an exact resume needs, and delete all but the newest `keep`."""
         document = document | {
             "step": trainer.step,
             "stopping": {
@@ -184,9 +181,10 @@ class RunFolder:
                 "misses": stopping.misses,
             },
         }
-        path = self.checkpoint_path(trainer.step)
-        checkpoint.save(path, tensors, document, trainer.optimizer.sharded)
-        checkpoint.prune(self.checkpoints, keep)
+        tensors = checkpoint.trainer_state(trainer) if self.writes else {}
+        self._save(self._checkpoint_path(trainer.step), trainer, tensors, document)
+        if self.writes:
+            checkpoint.prune(self.checkpoints, keep)
 
     def load_checkpoint(
         self, trainer: Trainer, stopping: EarlyStopping, say: Callable[[str], None]
@@ -198,8 +196,12 @@ class RunFolder:
             return None
         tensors, document = found
         try:
-            load_tables(spread, self.checkpoint_path(document["step"]), tensors)
-            self._restore(trainer, stopping, tensors, document)
+            load_tables(spread, self._checkpoint_path(document["step"]), tensors)
+            checkpoint.load_trainer_state(trainer, tensors)
+            trainer.step = document["step"]
+            saved = document["stopping"]
+            stopping.best = float("-inf") if saved["best"] is None else saved["best"]
+            stopping.best_step, stopping.misses = saved["best_step"], saved["misses"]
         except (KeyError, TypeError, RuntimeError, ValueError) as error:
             raise DataError(
                 f"the checkpoint of step {document.get('step')} in {self.path} does not fit the "
@@ -207,52 +209,74 @@ class RunFolder:
             ) from error
         return document
 
-    def _restore(
-        self,
-        trainer: Trainer,
-        stopping: EarlyStopping,
-        tensors: dict[str, Tensor],
-        document: dict[str, Any],
-    ) -> None:
-        load_model_state(trainer, tensors)
-        trainer.sampler.load_state_dict(_below(tensors, "sampler."))
-        trainer.optimizer.load_state(_below(tensors, "optimizer."))
-        torch.set_rng_state(tensors["rng.cpu"])
-        if torch.cuda.is_available() and "rng.cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["rng.cuda"])
-        trainer.step = document["step"]
-        saved = document["stopping"]
-        stopping.best = float("-inf") if saved["best"] is None else saved["best"]
-        stopping.best_step, stopping.misses = saved["best_step"], saved["misses"]
-
     def save_best(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Save the model alone, with the metrics that made it the best."""
-        document = {"step": trainer.step, "metrics": metrics}
-        checkpoint.save(self.best, model_state(trainer), document, trainer.optimizer.sharded)
+        tensors = checkpoint.model_state(trainer) if self.writes else {}
+        self._save(self.best, trainer, tensors, {"step": trainer.step, "metrics": metrics})
 
-    def load_best(self, trainer: Trainer) -> dict[str, Any]:
+    def load_best(self, trainer: Trainer) -> None:
         """Restore the best model into `trainer`."""
         spread = trainer.optimizer.sharded
         try:
-            tensors, document = checkpoint.load(self.best, tables=not spread)
+            tensors, _ = checkpoint.load(self.best, tables=not spread)
         except DataError as error:
             raise DataError(
                 f"{error}; delete {self.checkpoints} and resume, and the run starts over"
             ) from None
         load_tables(spread, self.best, tensors)
-        load_model_state(trainer, tensors)
-        return document
+        checkpoint.load_model_state(trainer, tensors)
 
-    def drop_checkpoints(self) -> None:
-        """Delete the checkpoints of a finished run; the best model stays."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
+    def _checkpoint_path(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:09d}"
 
-    def close(self) -> None:
-        """Release the lock."""
-        self._lock.close()
+    def _save(
+        self, path: Path, trainer: Trainer, tensors: dict[str, Any], document: dict[str, Any]
+    ) -> None:
+        checkpoint.save(path, tensors, document, trainer.optimizer.sharded, writes=self.writes)
 
 
-OWN_MODEL = "own_model"  # key of `config.json`
+def in_use(path: Path) -> bool:
+    """Whether a process trains in the run folder `path` at this moment."""
+    try:
+        with (path / LOCK).open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+# --- comparing configurations ---
+
+
+def changed_keys(earlier: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield every key that makes `config` another run than `earlier`, and its two values.
+
+    A key that `earlier` does not have came with a later release: its default was in force then.
+    """
+    config = json.loads(json.dumps(config))  # tuples become lists, as in the file
+    defaults = json.loads(json.dumps(_defaults(earlier.get("sampler", {}))))
+    for section in ("model", "sampler", "loss", "train", "dataset"):
+        before = flat(defaults.get(section, {})) | flat(earlier.get(section, {}))
+        for key, value in flat(config.get(section, {})).items():
+            if before.get(key) != value and f"{section}.{key}" not in RESUMABLE_CHANGES:
+                yield f"{section}.{key}", before.get(key), value
+
+
+def _defaults(sampler: dict[str, Any]) -> dict[str, Any]:
+    make = SAMPLERS.get(sampler.get("name", ""))
+    return Recipe(sampler=filled(make, {}) if make else {}).to_dict()
+
+
+def flat(section: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, by dotted keys."""
+    if not isinstance(section, dict):
+        return {prefix: section}
+    whole: dict[str, Any] = {}
+    for key, value in section.items():
+        whole |= flat(value, f"{prefix}.{key}" if prefix else key)
+    return whole
 
 
 def own_model(path: Path, config: dict[str, Any]) -> str | None:
@@ -271,75 +295,59 @@ def own_model(path: Path, config: dict[str, Any]) -> str | None:
     return None if recorded is None else str(recorded)
 
 
-# Keys that may differ between the sittings of one run: they do not change what is learned.
-RESUMABLE_CHANGES = frozenset(
-    {"train.max_steps", "train.patience", "train.keep_checkpoints", "train.threads", "dataset.path"}
-)
+# --- reading a run that was trained ---
 
 
-def changed_keys(earlier: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield every key that makes `config` another run than `earlier`, and its two values.
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """A run's best towers and what they were trained on."""
 
-    A key that `earlier` does not know came with a later version: its default was in force then.
+    recipe: Recipe
+    dataset: Dataset
+    towers: TwoTower
+    best_step: int
+
+
+def open_run(path: Path, *, data: Path | None = None) -> SavedRun:
+    """Load the best model of a run folder, in evaluation mode.
+
+    Args:
+        path: The run folder.
+        data: Dataset folder, if it is not where training found it.
+
+    Raises:
+        DataError: If the folder holds no trained model or one of the caller's own class, or the
+            dataset is another one.
     """
-    config = json.loads(json.dumps(config))  # tuples become lists, as in the file
-    defaults = json.loads(json.dumps(_defaults(earlier.get("sampler", {}))))
-    for section in ("model", "sampler", "loss", "train", "dataset"):
-        before = flat(defaults.get(section, {})) | flat(earlier.get(section, {}))
-        for key, value in flat(config.get(section, {})).items():
-            if before.get(key) != value and f"{section}.{key}" not in RESUMABLE_CHANGES:
-                yield f"{section}.{key}", before.get(key), value
-
-
-def _defaults(sampler: dict[str, Any]) -> dict[str, Any]:
-    make = SAMPLERS.get(sampler.get("name", ""))
-    return Recipe(sampler=filled(make, {}) if make else {}).to_dict()
-
-
-def model_state(trainer: Trainer) -> dict[str, Tensor]:
-    """The towers' weights and the temperature, under names of their own."""
-    state = {f"model.{k}": v for k, v in _module(trainer).state_dict().items()}
-    state["loss.log_temperature"] = trainer.log_temperature.detach()
-    return state
-
-
-def load_model_state(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
-    """Restore what `model_state` returned."""
+    recipe, dataset = _recipe_and_dataset(path, data)
+    if not (path / "best").is_dir():
+        raise DataError(f"{path} has no best model yet; train until its first evaluation")
+    tensors, document = checkpoint.load(path / "best")
+    towers = build_towers(recipe, dataset)
     try:
-        _module(trainer).load_state_dict(_below(tensors, "model."))
-    except RuntimeError as error:
-        raise DataError(f"the checkpoint holds another model: {error}") from None
-    with torch.no_grad():
-        trainer.log_temperature.copy_(tensors["loss.log_temperature"])
+        towers.load_state_dict(checkpoint.below(tensors, "model."))
+        step = int(document["step"])
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise DataError(f"{path}/best does not fit the run's recipe: {error}") from None
+    return SavedRun(recipe, dataset, towers.eval(), step)
 
 
-def _module(trainer: Trainer) -> torch.nn.Module:
-    model = trainer.model
-    assert isinstance(model, torch.nn.Module)
-    return model
-
-
-def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def flat(section: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, by dotted keys."""
-    if not isinstance(section, dict):
-        return {prefix: section}
-    whole: dict[str, Any] = {}
-    for key, value in section.items():
-        whole |= flat(value, f"{prefix}.{key}" if prefix else key)
-    return whole
-
-
-def in_use(path: Path) -> bool:
-    """Whether a process trains in the run folder `path` at this moment."""
+def _recipe_and_dataset(path: Path, data: Path | None) -> tuple[Recipe, Dataset]:
+    verify_checksums(path)
+    config = read_document(path / "config.json", f"{path} is no run folder, or a damaged one")
+    own = own_model(path, config)
+    if own is not None:
+        raise DataError(
+            f"{path} was trained with a model of the caller's own, of class {own}, which no recipe "
+            "can name: evaluate it in Python, by crossbatch.evaluation.evaluate on that model"
+        )
     try:
-        with (path / LOCK).open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+        recipe = Recipe.from_dict({k: config[k] for k in ("model", "sampler", "loss", "train")})
+        place, checksum = Path(config["dataset"]["path"]), config["dataset"]["checksum"]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}/config.json is not that of a run: it lacks {error}") from None
+    dataset = open_dataset(data or place)
+    if dataset.manifest["checksum"] != checksum:
+        raise DataError(f"{dataset.path} is not the dataset that {path} was trained on")
+    dataset.verify()
+    return recipe, dataset

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.training import DivergedError, fit
-from crossbatch.training.assemble import resolve
+from crossbatch.training.build import resolve
 from crossbatch.training.progress import Silent
 from crossbatch.training.run_folder import LOCK, RunFolder
 from crossbatch.tuning.outcome import write_outcome

@@ -21,7 +21,7 @@ from crossbatch.serving.bundle.change_items import (
     remove_items,
 )
 from crossbatch.serving.from_run import run_recommender
-from crossbatch.training.saved import open_run
+from crossbatch.training.run_folder import open_run
 
 from ..conftest import trained
 

@@ -6,13 +6,13 @@ import torch
 
 from crossbatch.config import Recipe
 from crossbatch.data import Dataset
+from crossbatch.evaluation.distributed import ItemShards
+from crossbatch.evaluation.runs import RunEvaluator
 from crossbatch.retrieval import ExactIndex, TopK
-from crossbatch.training.assemble import build_trainer, resolve
-from crossbatch.training.distributed.ranking import ItemShards
+from crossbatch.training.build import build_trainer, resolve
 from crossbatch.training.distributed.ranks import Ranks
 from crossbatch.training.distributed.reads import share_reads
 from crossbatch.training.distributed.trainer import share_gradients
-from crossbatch.training.outcome import evaluate_split
 from crossbatch.training.row_sums import add_up
 
 BANK = {"name": "cross_batch", "capacity": 70, "warmup_steps": 1}
@@ -87,7 +87,7 @@ def outcome(dataset: Dataset, case: str, ranks: Ranks | None) -> dict[str, Any]:
     found["columns"] = last.negatives.item_ids
     found["random"] = torch.rand(3)  # the state of the generator
     if case in EVALUATED:
-        evaluation = evaluate_split(trainer.model, dataset, recipe, "valid", ranks=ranks)
+        evaluation = RunEvaluator(dataset, recipe, ranks).validate(trainer.model)
         found["metrics"] = evaluation.means()
     return found
 

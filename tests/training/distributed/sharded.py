@@ -9,11 +9,10 @@ import torch
 
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
-from crossbatch.training.assemble import build_trainer, resolve
-from crossbatch.training.distributed.onlooker import open_folder
+from crossbatch.evaluation.runs import RunEvaluator
+from crossbatch.training.build import build_trainer, resolve
 from crossbatch.training.distributed.start import joined
 from crossbatch.training.loop import EarlyStopping
-from crossbatch.training.outcome import evaluate_split
 from crossbatch.training.run_folder import RunFolder
 
 RECIPE = Recipe.from_dict(
@@ -44,14 +43,14 @@ def steps(dataset, trainer, count: int) -> list[float]:
 
 def metrics(dataset, trainer, ranks=None) -> dict[str, float]:
     recipe = resolve(replace(RECIPE), dataset)
-    return evaluate_split(trainer.model, dataset, recipe, "valid", ranks=ranks).means()
+    return RunEvaluator(dataset, recipe, ranks).validate(trainer.model).means()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     data, run = open_dataset(Path(sys.argv[1])), Path(sys.argv[2])
     with joined(timeout=300) as group:
-        place = open_folder(run, resume=True, ranks=group)
+        place = RunFolder(run, resume=True, writes=group.first)
         trained = resumed(data, place, group)
         found = {"losses": steps(data, trained, int(sys.argv[3]))}
         found["metrics"] = metrics(data, trained, group)

@@ -37,10 +37,10 @@ def dataset_files(folder: Path) -> Iterator[Finding]:
 def advised_sampler(folder: Path) -> Iterator[Finding]:
     """Say which sampler the default recipe would use for this dataset."""
     from crossbatch.config import Recipe
-    from crossbatch.training.advice import advise
+    from crossbatch.training.auto_sampler import choose_sampler
 
     try:
-        yield ok("negatives", str(advise(Recipe(), _verified_dataset(folder))))
+        yield ok("negatives", str(choose_sampler(Recipe(), _verified_dataset(folder))))
     except DataError:
         return  # reported by `dataset_files`
     except ConfigError as error:  # a dataset can be too small for the default batch

@@ -15,6 +15,7 @@ import numpy as np
 
 from crossbatch.data.progress import Progress, silent
 from crossbatch.evaluation import encode_items
+from crossbatch.evaluation.distributed import encode_together
 from crossbatch.files import check_target, read_document
 from crossbatch.serving.bundle import open_bundle
 from crossbatch.serving.bundle import towers as stored_towers
@@ -22,9 +23,8 @@ from crossbatch.serving.bundle.catalogue import all_items
 from crossbatch.serving.bundle.manifest import MANIFEST
 from crossbatch.serving.bundle.parity import real_users
 from crossbatch.serving.bundle.writing import Contents, IndexPlan, write_bundle
-from crossbatch.training.distributed.ranking import encode_together
 from crossbatch.training.distributed.start import joined, together
-from crossbatch.training.saved import open_run
+from crossbatch.training.run_folder import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.serving.bundle import Bundle
-    from crossbatch.training.saved import SavedRun
+    from crossbatch.training.run_folder import SavedRun
 
 
 def export_bundle(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from crossbatch.serving.recommender import Recommender
     from crossbatch.serving.user_features import Profiles
-    from crossbatch.training.saved import SavedRun
+    from crossbatch.training.run_folder import SavedRun
 
 USERS = 256
 TOLERANCE = 1e-4  # of the largest number: far above float rounding, far below any real difference

@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from crossbatch.errors import ConfigError, OtherRankError, RankLostError
+from crossbatch.errors import ConfigError, Interrupted, OtherRankError, RankLostError
 from crossbatch.training.distributed.ranks import LostContactError, Ranks
-from crossbatch.training.endings import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

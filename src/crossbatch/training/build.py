@@ -1,4 +1,7 @@
-"""From a recipe and a dataset to a model, a sampler and a trainer."""
+"""From a recipe and a dataset to towers, a sampler and a trainer.
+
+trainer = build_trainer(resolve(recipe, dataset), dataset)
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,7 @@ import torch
 
 from crossbatch.config import Recipe, build, check_options, filled
 from crossbatch.errors import ConfigError
-from crossbatch.models import MODELS, FeatureTable, ItemTower, TwoTower
-from crossbatch.models.build import tower_options
-from crossbatch.models.two_tower import history_dim
+from crossbatch.models import MODELS, FeatureTable, ItemTower, build_model
 from crossbatch.negatives import SAMPLERS, Corpus, NegativeSampler, no_correction
 from crossbatch.training.direct import DirectTrainer
 from crossbatch.training.distributed.sharded_table import ShardedTable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from crossbatch.data import Dataset, Feature
+    from crossbatch.models import TwoTower
     from crossbatch.training.distributed.ranks import Ranks
 
 # `[sampler] name = "auto"`: what a step may cost, as a multiple of the in-batch step.
@@ -33,16 +35,17 @@ AUTO: dict[str, Any] = {"name": "auto", "budget": 1.2}
 
 
 def resolve(recipe: Recipe, dataset: Dataset) -> Recipe:
-    """Write out the sampler's defaults; its warm-up depends on the data unless the recipe says it.
+    """The recipe with the sampler's defaults written out.
 
-    One pass over the training samples, which is what the paper's 40,000 iterations are.
+    The default warm-up is one pass over the training samples, which is what the paper's 40,000
+    iterations are on its data.
     """
     sampler = dict(recipe.sampler)
-    if sampler["name"] == "auto":  # chosen when training begins: see `advice`
+    if sampler["name"] == "auto":  # chosen when training begins: see `auto_sampler`
         return replace(recipe, sampler=_auto_options(sampler))
     if sampler["name"] == "cross_batch" and "warmup_steps" not in sampler:
         sampler["warmup_steps"] = math.ceil(dataset.eligible_samples / recipe.train.batch_size)
-    if sampler["name"] in SAMPLERS:  # otherwise `build` will say what is wrong
+    if sampler["name"] in SAMPLERS:  # otherwise `build_sampler` names the nearest one
         sampler = filled(SAMPLERS[sampler["name"]], sampler)
     return replace(recipe, sampler=sampler)
 
@@ -64,31 +67,25 @@ def build_towers(recipe: Recipe, dataset: Dataset, ranks: Ranks | None = None) -
     """
     config = recipe.model
     check_options(ItemTower, "model.item", config.item)
+    if config.name in MODELS:  # otherwise `build_model` names the nearest one
+        check_options(MODELS[config.name], "model", config.tower)
+    items = _feature_tables("model.item_features", config.item_features, dataset.item_features)
+    users = _feature_tables("model.user_features", config.user_features, dataset.user_features)
     try:
-        item_tower = ItemTower(
+        return build_model(
+            config.name,
             dataset.num_items,
             config.dim,
-            _sharded_table(recipe, dataset.num_items) if ranks is not None else None,
-            features=_chosen("model.item_features", config.item_features, dataset.item_features),
-            **config.item,
-        )
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"[model.item] {error}") from error
-    width = history_dim(item_tower, config.history)
-    options = tower_options(config.name, config.tower, config.dim, width)
-    user_tower = build(MODELS, "model", {"name": config.name} | options, config.dim)
-    try:
-        return TwoTower(
-            item_tower,
-            user_tower,
+            tower=config.tower,
+            item=config.item,
+            item_features=items,
+            user_features=users,
             history=config.history,
-            user_features=_chosen(
-                "model.user_features", config.user_features, dataset.user_features
-            ),
             normalize=config.normalize,
             history_dropout=config.history_dropout,
+            id_table=_sharded_table(recipe, dataset.num_items) if ranks is not None else None,
         )
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"[model] {error}") from error
 
 
@@ -173,18 +170,17 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _chosen(
+def _feature_tables(
     key: str, wanted: tuple[str, ...], features: Mapping[str, Feature]
 ) -> dict[str, FeatureTable]:
+    """The features that a recipe names; `["*"]` stands for all."""
     names = list(features) if wanted == ("*",) else list(wanted)
     for name in names:
         if name not in features:
             known = ", ".join(features) or "none"
             raise ConfigError(f"{key} names {name!r}, but the dataset has: {known}")
-    return {name: _feature_table(features[name]) for name in names}
-
-
-def _feature_table(feature: Feature) -> FeatureTable:
-    return FeatureTable.from_arrays(
-        feature.kind, feature.values, feature.offsets, feature.num_values
-    )
+    found = {name: features[name] for name in names}
+    return {
+        name: FeatureTable.from_arrays(each.kind, each.values, each.offsets, each.num_values)
+        for name, each in found.items()
+    }

@@ -9,18 +9,17 @@ import torch
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.negatives import Candidates, CrossBatchSampler
-from crossbatch.training import advice as advice_module
-from crossbatch.training import fit
-from crossbatch.training.advice import (
-    Advice,
+from crossbatch.training import auto_sampler, fit
+from crossbatch.training.auto_sampler import (
     Costs,
     Facts,
-    advise,
-    choose,
+    SamplerChoice,
+    choose_sampler,
+    decide,
     later_share,
-    measure,
+    measure_costs,
 )
-from crossbatch.training.assemble import build_towers, build_trainer, resolve
+from crossbatch.training.build import build_towers, build_trainer, resolve
 from crossbatch.training.monitor import Monitor
 
 AUTO = {"name": "auto"}
@@ -30,26 +29,26 @@ AUTO = {"name": "auto"}
 def _whole_allowance(monkeypatch, request):
     """Rules by hand are easier to read without the margin."""
     if "margin" not in request.node.name:
-        monkeypatch.setattr(advice_module, "MARGIN", 1.0)
+        monkeypatch.setattr(auto_sampler, "MARGIN", 1.0)
 
 
 def test_a_margin_of_the_allowance_is_kept():
     facts = Facts(128, 100_000, 0.001, normalized=True)
-    fits = advice_module.MARGIN * 0.2 / 128
-    assert "every" not in choose(Costs(1.0, 0.99 * fits, 1e-9), facts, 1.2).sampler
-    assert choose(Costs(1.0, 1.01 * fits, 1e-9), facts, 1.2).sampler["every"] == 2
+    fits = auto_sampler.MARGIN * 0.2 / 128
+    assert "every" not in decide(Costs(1.0, 0.99 * fits, 1e-9), facts, 1.2).sampler
+    assert decide(Costs(1.0, 1.01 * fits, 1e-9), facts, 1.2).sampler["every"] == 2
 
 
 def chosen(per_uniform, per_cached, num_items=100_000, budget=1.2, B=128, normalized=True):
     """The rule for an in-batch step of 1 s; other costs in seconds."""
     facts = Facts(B, num_items, 0.001, normalized)
-    return choose(Costs(1.0, per_uniform, per_cached), facts, budget)
+    return decide(Costs(1.0, per_uniform, per_cached), facts, budget)
 
 
 def test_the_whole_catalogue_where_it_fits():
-    advice = chosen(0.2 / 500.5, 1e-9, num_items=500)
-    assert advice.sampler == {"name": "uniform", "num_negatives": 500}
-    assert "full softmax" in advice.reason
+    choice = chosen(0.2 / 500.5, 1e-9, num_items=500)
+    assert choice.sampler == {"name": "uniform", "num_negatives": 500}
+    assert "full softmax" in choice.reason
     assert chosen(0.2 / 500.5, 1e-9, num_items=501).sampler["name"] == "mixed"
 
 
@@ -73,7 +72,7 @@ def test_the_cost_of_having_any_is_paid_too():
     facts = Facts(128, 100_000, 0.001, normalized=True)
 
     def of(any_uniform, any_cached, per_uniform=0.001):
-        return choose(Costs(1.0, per_uniform, 0.0001, any_uniform, any_cached), facts, 1.2).sampler
+        return decide(Costs(1.0, per_uniform, 0.0001, any_uniform, any_cached), facts, 1.2).sampler
 
     assert of(0.0, 0.0) == {"name": "mixed", "num_uniform": 128}
     assert of(0.1, 0.0) == {"name": "mixed", "num_uniform": 256, "every": 2}
@@ -84,7 +83,7 @@ def test_the_cost_of_having_any_is_paid_too():
 
 
 @pytest.mark.parametrize(("fitting", "capacity"), [(128, 128), (300, 256), (9999, 2048)])
-def test_cached_vectors_where_encoding_is_dear(fitting, capacity):
+def test_cached_vectors_where_encoding_is_expensive(fitting, capacity):
     sampler = chosen(0.2 / 31, 0.2 / (fitting + 0.5)).sampler
     assert (sampler["name"], sampler["capacity"]) == ("cross_batch", capacity)
     assert (sampler["item_gradient"], sampler["guard"]) == ("balanced", True)
@@ -96,28 +95,28 @@ def test_the_batch_alone_where_nothing_fits_or_may():
 
 
 def test_no_uniform_items_beside_dot_products():
-    advice = chosen(0.2 / 300, 1e-9, normalized=False)
-    assert advice.sampler == {"name": "in_batch"}
-    assert "dot products" in advice.reason
+    choice = chosen(0.2 / 300, 1e-9, normalized=False)
+    assert choice.sampler == {"name": "in_batch"}
+    assert "dot products" in choice.reason
     assert chosen(0.2 / 500.5, 1e-9, num_items=500, normalized=False).sampler["name"] == "uniform"
     assert chosen(0.2 / 9, 0.2 / 300, normalized=False).sampler["name"] == "cross_batch"
 
 
 def test_no_uniform_items_beside_several_interests():
     facts = Facts(128, 100_000, 0.001, normalized=True, interests=4)
-    advice = choose(Costs(1.0, 0.2 / 300, 1e-9), facts, 1.2)
-    assert advice.sampler == {"name": "in_batch"}
-    assert "several interests a user" in advice.reason
+    choice = decide(Costs(1.0, 0.2 / 300, 1e-9), facts, 1.2)
+    assert choice.sampler == {"name": "in_batch"}
+    assert "several interests per user" in choice.reason
 
 
 @pytest.mark.parametrize(("tower", "interests"), [("mind", 3), ("youtube_dnn", 1)])
 def test_interests_are_counted_on_the_towers(dataset, recipe, tower, interests, monkeypatch):
     options = {"interests": interests} if tower == "mind" else {}
     model = replace(recipe.model, name=tower, tower=options)
-    monkeypatch.setattr(advice_module, "measure", lambda *_: Costs(1.0, 1.0, 1.0))
+    monkeypatch.setattr(auto_sampler, "measure_costs", lambda *_: Costs(1.0, 1.0, 1.0))
     seen = []
-    monkeypatch.setattr(advice_module, "choose", lambda _, facts, __: seen.append(facts))
-    advise(replace(recipe, model=model), dataset)
+    monkeypatch.setattr(auto_sampler, "decide", lambda _, facts, __: seen.append(facts))
+    choose_sampler(replace(recipe, model=model), dataset)
     assert seen[0].interests == interests
 
 
@@ -128,25 +127,25 @@ def test_a_small_catalogue_is_not_drawn_from_beyond_its_size():
 def test_later_items_are_masked_where_there_are_many():
     def of(later, masking, per_uniform=0.2 / 1000, num_items=100_000):
         facts = Facts(128, num_items, 0.001, normalized=True, later=later)
-        return choose(Costs(1.0, per_uniform, 0.2 / 1000, masking=masking), facts, 1.2)
+        return decide(Costs(1.0, per_uniform, 0.2 / 1000, masking=masking), facts, 1.2)
 
     masked = of(0.001, 0.1)
     assert masked.loss == {"mask_later": True}
     assert masked.sampler == {"name": "in_batch"}
-    assert "they brought nothing" in masked.reason
+    assert "they gained nothing" in masked.reason
     assert "users like 0.1% of a batch's items later" in masked.reason
     few = of(0.0009, 0.1)
     assert few.loss == {}
     assert few.sampler["num_uniform"] == 512
-    dear = of(0.5, 0.1, per_uniform=0.1)
-    assert dear.loss == {"mask_later": True}
-    assert dear.sampler["capacity"] == 256  # half of the allowance is spent on the mask
+    expensive = of(0.5, 0.1, per_uniform=0.1)
+    assert expensive.loss == {"mask_later": True}
+    assert expensive.sampler["capacity"] == 256  # half of the allowance is spent on the mask
     assert of(0.5, 0.21, per_uniform=0.1).sampler == {"name": "in_batch"}  # and here all of it
     assert of(0.5, 0.01, num_items=300).sampler == {"name": "uniform", "num_negatives": 300}
 
 
 def test_the_share_of_later_items_is_counted(dataset, recipe, monkeypatch):
-    monkeypatch.setattr(advice_module, "LATER_BATCHES", 3)
+    monkeypatch.setattr(auto_sampler, "LATER_BATCHES", 3)
     found, pairs = 0, 0
     for batch in itertools.islice(dataset.batches(recipe.train.batch_size, seed=0, later=True), 3):
         ids, ends = (part.tolist() for part in batch.later)
@@ -158,9 +157,9 @@ def test_the_share_of_later_items_is_counted(dataset, recipe, monkeypatch):
 
 
 def test_a_run_trains_with_the_loss_that_was_chosen(dataset, recipe, tmp_path, monkeypatch):
-    """And goes on with it: to the bit what the recipe gives that says so itself."""
-    said = Advice({"name": "in_batch"}, "", {}, {"mask_later": True})
-    monkeypatch.setattr("crossbatch.training.sitting.advise", lambda *_: said)
+    """Resumed too: to the bit what a recipe gives that states the choice."""
+    said = SamplerChoice({"name": "in_batch"}, "", {}, {"mask_later": True})
+    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_: said)
     auto, run = replace(recipe, sampler=AUTO), tmp_path / "auto"
     with pytest.raises(RuntimeError, match="killed"):
         fit(dataset, auto, run, probe=_killed_at(25))
@@ -178,9 +177,9 @@ def test_the_statement_says_what_was_chosen_and_why():
     assert "all 100,000 would not" in text
 
 
-def test_dear_towers_are_measured_as_such(dataset, recipe):
+def test_expensive_towers_are_measured_as_such(dataset, recipe):
     in_batch = replace(recipe, sampler={"name": "in_batch"})
-    plain = measure(build_trainer(in_batch, dataset), recipe, dataset)
+    plain = measure_costs(build_trainer(in_batch, dataset), recipe, dataset)
     towers = build_towers(recipe, dataset)
     encode = towers.item_tower.forward
 
@@ -191,17 +190,19 @@ def test_dear_towers_are_measured_as_such(dataset, recipe):
         return encode(ids) + 0.0 * weight[0, 0]
 
     towers.item_tower.forward = slow
-    dear = measure(build_trainer(in_batch, dataset, towers), recipe, dataset)
-    assert 0 < plain.in_batch < dear.in_batch
-    assert dear.per_uniform > 3 * plain.per_uniform
-    assert dear.per_uniform > 3 * dear.per_cached
-    assert min(plain.any_uniform, plain.any_cached, dear.any_uniform, dear.any_cached) >= 0
+    expensive = measure_costs(build_trainer(in_batch, dataset, towers), recipe, dataset)
+    assert 0 < plain.in_batch < expensive.in_batch
+    assert expensive.per_uniform > 3 * plain.per_uniform
+    assert expensive.per_uniform > 3 * expensive.per_cached
+    assert (
+        min(plain.any_uniform, plain.any_cached, expensive.any_uniform, expensive.any_cached) >= 0
+    )
 
 
 def test_measuring_leaves_the_callers_towers_alone(dataset, recipe):
     towers = build_towers(recipe, dataset)
     before = {name: value.clone() for name, value in towers.state_dict().items()}
-    advise(recipe, dataset, towers)
+    choose_sampler(recipe, dataset, towers)
     assert all(torch.equal(before[name], value) for name, value in towers.state_dict().items())
 
 
@@ -212,7 +213,7 @@ def test_a_run_keeps_its_choice_for_life(dataset, recipe, tmp_path, monkeypatch)
         fit(dataset, auto, tmp_path / "run", probe=kill)
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["sampler"] == {"name": "auto", "budget": 1.2}
-    monkeypatch.setattr(advice_module, "measure", _never)
+    monkeypatch.setattr(auto_sampler, "measure_costs", _never)
     result = fit(dataset, auto, tmp_path / "run", resume=True)
     assert result["sampler"] == "auto"
     assert result["advice"] | {"seal": config["advice"]["seal"]} == config["advice"]
@@ -240,8 +241,8 @@ def test_bug_a_changed_choice_was_believed(dataset, recipe, tmp_path):
 
 def test_bug_a_run_that_lost_its_choice_took_another(dataset, recipe, tmp_path, monkeypatch):
     auto, run = replace(recipe, sampler=AUTO), tmp_path / "run"
-    moods = (Advice({"name": "mixed", "num_uniform": count}, "", {}) for count in (5, 3))
-    monkeypatch.setattr("crossbatch.training.sitting.advise", lambda *_: next(moods))
+    moods = (SamplerChoice({"name": "mixed", "num_uniform": count}, "", {}) for count in (5, 3))
+    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_: next(moods))
     with pytest.raises(RuntimeError, match="killed"):
         fit(dataset, auto, run, probe=_killed_at(25))
     (run / "config.json").unlink()

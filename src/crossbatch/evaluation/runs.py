@@ -1,0 +1,187 @@
+"""Evaluation of runs: what training calls, and the table of `crossbatch evaluate`.
+
+evaluator = RunEvaluator(dataset, recipe)
+evaluator.validate(model).means()["recall@50"]
+evaluate_runs([Path("runs/first")], "test")
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from crossbatch.errors import ConfigError
+from crossbatch.evaluation.baselines import BASELINES, evaluate_baselines
+from crossbatch.evaluation.distributed import evaluate_together
+from crossbatch.evaluation.evaluator import evaluate
+from crossbatch.evaluation.recommenders import encode_items, evaluation_mode
+from crossbatch.files import write_document
+from crossbatch.retrieval import ExactIndex
+from crossbatch.training.build import pick_device
+from crossbatch.training.journal import without_nan
+from crossbatch.training.run_folder import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from crossbatch.config import Recipe
+    from crossbatch.data import Dataset
+    from crossbatch.evaluation.result import Evaluation
+    from crossbatch.training.distributed.ranks import Ranks
+
+PAPER_METRICS = ("recall", "hit_rate", "ndcg", "ndcg_comirec")
+NUM_EXAMPLES, NUM_RECOMMENDED, NUM_SHOWN = 5, 10, 8  # users, and items of each
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvaluator:
+    """Full-corpus evaluation of a run's towers as they are; an `Evaluator` for `train_run`.
+
+    Attributes:
+        dataset: What the towers are trained on.
+        recipe: How; history length, device and metric are read.
+        ranks: The processes that share the work, or None.
+
+    Raises:
+        ConfigError: If `train.metric` is not a metric that is measured.
+    """
+
+    dataset: Dataset
+    recipe: Recipe
+    ranks: Ranks | None = None
+
+    def __post_init__(self) -> None:
+        metric = self.recipe.train.metric
+        if not in_paper(metric) or metric.partition("@")[2] not in ("20", "50"):
+            raise ConfigError(
+                f"train.metric must be one of {', '.join(PAPER_METRICS)} at 20 or 50, such as "
+                f"recall@50, got {metric!r}"
+            )
+
+    def evaluate(
+        self, model: object, split: str, *, max_users: int | None = None, seen: bool = True
+    ) -> Evaluation:
+        """Metrics on "valid" or "test".
+
+        Args:
+            model: Towers.
+            split: Which users.
+            max_users: How many of them, always the same ones; None for all.
+            seen: Whether items of the history may be recommended.
+        """
+        measure = evaluate if self.ranks is None else partial(evaluate_together, self.ranks)
+        length = self.recipe.train.history_length
+        return measure(
+            cast("Any", model),
+            self.dataset.eval_batches(split, history_length=length, max_users=max_users),
+            item_counts=np.array(self.dataset.item_counts),
+            exclude_history=not seen,
+            device=pick_device(self.recipe.train.device),
+        )
+
+    def validate(self, model: object, max_users: int | None = None) -> Evaluation:
+        """Metrics on the validation users."""
+        return self.evaluate(model, "valid", max_users=max_users)
+
+    def test(self, model: object, folder: Path | None) -> dict[str, Any]:
+        """The entries of `result.json` on the test users.
+
+        Args:
+            model: The best towers.
+            folder: Gets one array a metric in `per_user`, for paired comparisons; None for none.
+        """
+        test = self.evaluate(model, "test")
+        if folder is not None:
+            (folder / "per_user").mkdir(exist_ok=True)
+            for name, values in test.per_user.items():
+                if in_paper(name):
+                    path = folder / "per_user" / f"test_{name}.npy"
+                    np.save(path, values.astype(np.float32))
+        intervals = test.intervals()
+        popular = evaluate_baselines(self.dataset, "test", names=["popularity"])["popularity"]
+        return {
+            "test": without_nan(test.means()),
+            "test_ci": {name: [i.low, i.high] for name, i in intervals.items() if in_paper(name)},
+            "num_users": test.num_users,
+            "baselines": {"popularity": {"test": without_nan(popular.means())}},
+        }
+
+    @torch.no_grad()
+    def write_examples(self, model: object, folder: Path) -> None:
+        """Write `examples.json`: a list of {"history", "targets", "recommended"}, as titles."""
+        towers, titles = cast("Any", model), self.dataset.item_titles
+        device = pick_device(self.recipe.train.device)
+        length = self.recipe.train.history_length
+        few = self.dataset.eval_batches("test", batch_size=NUM_EXAMPLES, history_length=length)
+        batch = next(few)
+        history = batch.history.to(device)
+        with evaluation_mode(model, seed=0):
+            index = ExactIndex(encode_items(towers, self.dataset.num_items, device=device))
+            interests = towers.users(history, batch.user_ids.to(device))
+            top = index.search(interests.float(), NUM_RECOMMENDED, exclude=history)
+        examples = [
+            {
+                "history": titles([item for item in known.tolist() if item][-NUM_SHOWN:]),
+                "targets": titles(targets.tolist()),
+                "recommended": [
+                    {"title": title, "score": score}
+                    for title, score in zip(titles(ids.tolist()), scores.tolist(), strict=True)
+                ],
+            }
+            for known, targets, ids, scores in zip(
+                batch.history, batch.targets, top.item_ids, top.scores, strict=True
+            )
+        ]
+        write_document(folder / "examples.json", examples)
+
+
+def in_paper(metric: str) -> bool:
+    """Whether a metric such as `recall@50` is of a kind that papers report."""
+    return metric.partition("@")[0] in PAPER_METRICS
+
+
+def evaluate_runs(
+    paths: Sequence[Path],
+    split: str,
+    *,
+    data: Path | None = None,
+    exclude_history: bool = False,
+    baselines: bool = True,
+    ranks: Ranks | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Metrics and intervals of the runs' best models and, before them, of the baselines.
+
+    Baselines see the dataset and the history length of the first run. Where there are several
+    `ranks`, they share the ranking of the models.
+    """
+    runs = {str(path): open_run(path, data=data) for path in paths}
+    first = next(iter(runs.values()))
+    measured = evaluate_baselines(
+        first.dataset,
+        split,
+        names=tuple(BASELINES) if baselines else (),
+        exclude_history=exclude_history,
+        history_length=first.recipe.train.history_length,
+    )
+    table = {name: _entry(evaluation) for name, evaluation in measured.items()}
+    for path, saved in runs.items():
+        recipe = saved.recipe.changed(["train.device=cpu"])  # where `open_run` loads the towers
+        evaluator = RunEvaluator(saved.dataset, recipe, ranks)
+        entry = _entry(evaluator.evaluate(saved.towers, split, seen=not exclude_history))
+        about = {"model": recipe.model.name, "sampler": recipe.sampler["name"]}
+        table[path] = entry | about
+    return table
+
+
+def _entry(evaluation: Evaluation) -> dict[str, Any]:
+    intervals = {k: [i.low, i.high] for k, i in evaluation.intervals().items() if i.low == i.low}
+    return {
+        "metrics": without_nan(evaluation.means()),
+        "intervals": intervals,
+        "num_users": evaluation.num_users,
+    }

@@ -1,0 +1,351 @@
+"""`sampler = "auto"`: which negatives suit a dataset and its towers, measured before training.
+
+    choice = choose_sampler(recipe, dataset)
+    choice.sampler        # {"name": "mixed", "num_uniform": 256, "every": 4}
+    choice.reason         # what was measured and what follows from it
+
+The rule spends a fixed share of an in-batch step's time (`budget`) on further negatives, and spends
+it where our measurements say that it gains most (docs/negatives.md): on every item of the catalogue
+if they fit; else, for one normalised vector per user, on uniform items with gradient (with dot
+products or several interests they mostly did harm), every few steps where most of their cost does
+not depend on their number; and on cached vectors only where encoding an item is too expensive for
+that. Where users like many of the batch's items, items that a user liked later are first removed
+from its negatives.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from crossbatch.errors import DataError
+from crossbatch.files import SEAL, seal_is_broken
+from crossbatch.negatives import Candidates, CrossBatchSampler, known_positives_mask
+from crossbatch.training.build import AUTO, build_sampler, build_trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from crossbatch.config import Recipe
+    from crossbatch.data import Dataset
+    from crossbatch.models import TwoTower
+    from crossbatch.training.step import Trainer, TrainingBatch
+
+MARGIN = 0.7  # share of the allowance that is spent: a long run costs more than a short timing
+INTERVALS = (1, 2, 4)  # steps from one draw of uniform items to the next
+MOST_UNIFORM, MOST_CACHED = 8, 16  # in batches: about the paper's 1152 and 2432 at B = 128
+LATER_SHARE = 0.001  # of a batch's columns that the row's user likes later; fewer change nothing
+LATER_BATCHES = 16  # in which the share is counted
+# A bank without options to tune: unbiased, no warm-up, switched off where it does harm.
+SAFE_BANK = {
+    "item_gradient": "balanced",
+    "warmup_steps": 0,
+    "max_staleness": 0.1,
+    "max_repeats": 1.0,
+    "guard": True,
+}
+# Timing.
+ROUNDS = 15  # the samplers are timed in turn, so that a busy machine slows all of them
+WARM_UP = 3  # first rounds, not counted
+BLOCK = 4  # steps in a row; the first, with caches as the others left them, is not counted
+DRAWN = 64  # batches drawn to time drawing: they are made in blocks
+# Columns added for timing, in batches: few for the fixed cost, many for the cost of each.
+UNIFORM_PROBES, CACHED_PROBES = (0.25, 4), (1, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerChoice:
+    """A sampler, and why it was chosen.
+
+    Attributes:
+        sampler: The `[sampler]` section to use.
+        reason: What was measured and what follows from it, in a sentence or two.
+        facts: The measurements.
+        loss: Changes of the `[loss]` section.
+    """
+
+    sampler: dict[str, Any]
+    reason: str
+    facts: dict[str, float]
+    loss: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{k} = {v}" for k, v in self.sampler.items() if k != "name")
+        chosen = self.sampler["name"] + (f" ({options})" if options else "")
+        return f"negatives chosen: {chosen}, because {self.reason}"
+
+    def applied_to(self, recipe: Recipe) -> Recipe:
+        """The recipe with what was chosen."""
+        return replace(recipe, sampler=self.sampler, loss=replace(recipe.loss, **self.loss))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `config.json` keeps it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known without measuring."""
+
+    batch_size: int
+    num_items: int
+    collision: float  # Σq², the probability that two positives are the same item
+    normalized: bool  # whether vectors have length 1
+    later: float = 0.0  # share of a batch's columns that the row's user likes later
+    interests: int = 1  # vectors of a user
+
+
+def is_auto(recipe: Recipe) -> bool:
+    """Whether the recipe leaves the sampler to be chosen."""
+    return bool(recipe.sampler["name"] == "auto")
+
+
+def recorded_choice(folder: Path, config: Mapping[str, Any]) -> SamplerChoice | None:
+    """The choice of the first session, from `config.json` of a run folder; None before it.
+
+    The recipe does not say what was chosen, so the entry carries a checksum of its own.
+    """
+    recorded = config.get("advice")
+    if recorded is None:
+        return None
+    try:
+        if not seal_is_broken(recorded):
+            return SamplerChoice(**{key: recorded[key] for key in recorded if key != SEAL})
+    except (AttributeError, TypeError):  # not an object, or one with other keys
+        pass
+    raise DataError(
+        f"{folder / 'config.json'} was changed: which negatives the run chose is no longer known; "
+        "restore it, or start anew elsewhere"
+    )
+
+
+def choose_sampler(
+    recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = None
+) -> SamplerChoice:
+    """Measure the towers on one batch and choose.
+
+    Args:
+        recipe: With any sampler; `budget` of an `"auto"` one holds.
+        dataset: What would be trained on.
+        model: Towers of the caller's own instead of the recipe's.
+    """
+    budget = (AUTO | recipe.sampler if is_auto(recipe) else AUTO)["budget"]
+    plain = replace(recipe, sampler={"name": "in_batch"})
+    trainer = build_trainer(plain, dataset, copy.deepcopy(model))
+    costs = measure_costs(trainer, recipe, dataset)
+    q = torch.from_numpy(dataset.sampler_law.copy())
+    facts = Facts(
+        recipe.train.batch_size,
+        dataset.num_items,
+        float(q @ q),
+        recipe.model.normalize,
+        later_share(recipe, dataset),
+        _interests(trainer, recipe, dataset),
+    )
+    return decide(costs, facts, budget)
+
+
+def decide(costs: Costs, facts: Facts, budget: float) -> SamplerChoice:
+    """The rule, from the measurements alone.
+
+    Args:
+        costs: Measured.
+        facts: Known.
+        budget: What a step may cost, in in-batch steps.
+    """
+    spare = MARGIN * (budget - 1) * costs.in_batch
+    masks = facts.later >= LATER_SHARE  # worth more than anything else that time can buy
+    spare -= costs.masking if masks else 0.0
+    uniform = {n: (n * spare - costs.any_uniform) / costs.per_uniform for n in INTERVALS}
+    cached = (spare - costs.any_cached) / costs.per_cached
+    sampler, choice = _affordable(uniform, cached, facts)
+    measured = {
+        "in_batch_ms": 1e3 * costs.in_batch,
+        "any_uniform_us": 1e6 * costs.any_uniform,
+        "uniform_column_us": 1e6 * costs.per_uniform,
+        "any_cached_us": 1e6 * costs.any_cached,
+        "cached_column_us": 1e6 * costs.per_cached,
+        "num_items": facts.num_items,
+        "equally_likely_items": 1 / facts.collision,
+        "later_share": facts.later,
+        "masking_us": 1e6 * costs.masking,
+        "budget": budget,
+    }
+    reason = (
+        f"an in-batch step takes {measured['in_batch_ms']:.3g} ms here, uniform items "
+        f"{measured['any_uniform_us']:.3g} µs and {measured['uniform_column_us']:.3g} µs each, "
+        f"cached ones {measured['any_cached_us']:.3g} and {measured['cached_column_us']:.3g} µs; "
+        f"within {budget:g} times the step {choice}"
+    )
+    if masks:
+        reason += f"; users like {facts.later:.1%} of a batch's items later: no negatives of theirs"
+    return SamplerChoice(sampler, reason, measured, {"mask_later": True} if masks else {})
+
+
+def _affordable(
+    uniform: Mapping[int, float], cached: float, facts: Facts
+) -> tuple[dict[str, Any], str]:
+    """The sampler for so many uniform (by interval) or cached columns, and the reason in words."""
+    B, num_items = facts.batch_size, facts.num_items
+    if num_items <= uniform[1]:
+        choice = f"all {num_items:,} items fit, which is the full softmax"
+        return {"name": "uniform", "num_negatives": num_items}, choice
+    interval = next((n for n, count in uniform.items() if count >= B), None)
+    if interval and (why := _against_uniform(facts)):
+        return {"name": "in_batch"}, f"uniform items fit, but {why}"
+    if interval:
+        count = min(_rounded(uniform[interval], B, MOST_UNIFORM * B), num_items)
+        often = "" if interval == 1 else f" every {interval} steps"
+        choice = f"{count} uniform items beside the batch{often} fit; all {num_items:,} would not"
+        sampler = {"name": "mixed", "num_uniform": count}
+        return sampler | ({} if interval == 1 else {"every": interval}), choice
+    if cached >= B:
+        capacity = _rounded(cached, B, MOST_CACHED * B)
+        choice = f"encoding items is too expensive, {capacity} cached vectors fit"
+        return {"name": "cross_batch", "capacity": capacity} | SAFE_BANK, choice
+    return {"name": "in_batch"}, "nothing more fits than the batch's own items"
+
+
+def _against_uniform(facts: Facts) -> str:
+    """Why uniform items are not used although they fit; empty where they are."""
+    if facts.interests > 1:
+        return "beside several interests per user they did harm on most sets we measured"
+    if not facts.normalized:
+        return "beside dot products they did harm on most sets we measured"
+    if facts.later >= LATER_SHARE:
+        return "where users like so much of what there is they gained nothing"
+    return ""
+
+
+def later_share(recipe: Recipe, dataset: Dataset) -> float:
+    """The share of a batch's positives that come later in the sequence of a row's user."""
+    batches = dataset.batches(recipe.train.batch_size, seed=recipe.train.seed, later=True)
+    shares = []
+    for batch in islice(batches, LATER_BATCHES):
+        ids, offsets = cast("tuple[Tensor, Tensor]", batch.later)
+        shares.append(float(known_positives_mask(ids, batch.item_ids, offsets).float().mean()))
+    return fmean(shares)
+
+
+def _interests(trainer: Trainer, recipe: Recipe, dataset: Dataset) -> int:
+    batch = next(dataset.batches(1, seed=0, history_length=recipe.train.history_length))
+    batch = batch.to(trainer.log_temperature.device)
+    with torch.no_grad():
+        return len(cast("TwoTower", trainer.model).users(batch.history, batch.user_ids)[0])
+
+
+def _rounded(count: float, unit: float, most: float) -> int:
+    """The largest of unit, 2 unit, 4 unit … that fits: timing noise seldom changes it."""
+    size = unit
+    while 2 * size <= min(count, most):
+        size *= 2
+    return int(size)
+
+
+# --- timing ---
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of an in-batch step and of what may be added to it."""
+
+    in_batch: float
+    per_uniform: float  # a column that is encoded, with gradient
+    per_cached: float  # a column out of a bank
+    any_uniform: float = 0.0  # fixed cost of having any
+    any_cached: float = 0.0
+    masking: float = 0.0  # of later items
+
+
+def measure_costs(trainer: Trainer, recipe: Recipe, dataset: Dataset) -> Costs:
+    """Time in-batch, uniform and cached columns; the trainer's towers are trained by that."""
+    B = recipe.train.batch_size
+    device = trainer.log_temperature.device
+    samplers = {
+        name: build_sampler(replace(recipe, sampler=options), dataset).to(device)
+        for name, options in _probes(B, dataset.num_items).items()
+    }
+    length = recipe.train.history_length
+    batches = dataset.batches(B, seed=recipe.train.seed, history_length=length, later=True)
+    taken: dict[str, list[float]] = {name: [] for name in samplers}
+    for number in range(ROUNDS):
+        block = [next(batches).to(device) for _ in range(BLOCK)]
+        for name, trainer.sampler in samplers.items():
+            if number == 0 and isinstance(trainer.sampler, CrossBatchSampler):
+                _fill(trainer.sampler, block[0].item_ids)
+            trainer.mask_later = name == "masked"
+            taken[name].append(fmean([_step_seconds(trainer, batch) for batch in block][1:]))
+    seconds = {name: min(steps[WARM_UP:]) for name, steps in taken.items()}
+    base = seconds["in_batch"]
+    few, many = (min(max(1, int(share * B)), dataset.num_items) for share in UNIFORM_PROBES)
+    any_uniform, per_uniform = _line(base, (few, seconds["few"]), (many, seconds["uniform"]))
+    few, many = (int(share * B) for share in CACHED_PROBES)
+    any_cached, per_cached = _line(base, (few, seconds["few_cached"]), (many, seconds["cached"]))
+    drawing = _drawing_seconds(recipe, dataset, True) - _drawing_seconds(recipe, dataset, False)
+    masking = max(seconds["masked"] - base + drawing, 0.0)
+    return Costs(base, per_uniform, per_cached, any_uniform, any_cached, masking)
+
+
+def _line(
+    base: float, few: tuple[int, float], many: tuple[int, float], least: float = 1e-9
+) -> tuple[float, float]:
+    """Fixed cost beyond `base` and cost of each column: the line through two points."""
+    if many[0] <= few[0]:  # a catalogue smaller than the probes
+        return 0.0, max((many[1] - base) / many[0], least)
+    each = max((many[1] - few[1]) / (many[0] - few[0]), least)
+    return max(few[1] - base - each * few[0], 0.0), each
+
+
+def _step_seconds(trainer: Trainer, batch: TrainingBatch) -> float:
+    if batch.item_ids.is_cuda:
+        torch.cuda.synchronize()
+    # On a CPU the process's own time: wall time depends on what else is running.
+    clock = time.perf_counter if batch.item_ids.is_cuda else time.process_time
+    start = clock()
+    trainer.train_step(batch)
+    if batch.item_ids.is_cuda:
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+def _drawing_seconds(recipe: Recipe, dataset: Dataset, later: bool) -> float:
+    """Time to draw a batch, with or without the items that come later."""
+    train, taken = recipe.train, []
+    batches = dataset.batches(
+        train.batch_size, seed=train.seed, history_length=train.history_length, later=later
+    )
+    for _ in range(WARM_UP):
+        start = time.process_time()
+        deque(islice(batches, DRAWN), maxlen=0)
+        taken.append((time.process_time() - start) / DRAWN)
+    return min(taken)
+
+
+def _fill(sampler: CrossBatchSampler, item_ids: Tensor) -> None:
+    vectors = torch.randn(len(item_ids), sampler.dim, device=item_ids.device)
+    for _ in range(-(-sampler.bank.capacity // len(item_ids))):
+        sampler.observe(Candidates(vectors, item_ids, sampler.log_q(item_ids)))
+
+
+def _probes(B: int, num_items: int) -> Mapping[str, dict[str, Any]]:
+    few, many = (min(max(1, int(share * B)), num_items) for share in UNIFORM_PROBES)
+    bank = {"name": "cross_batch", "item_gradient": "balanced", "warmup_steps": 0}
+    few_cached, many_cached = ({"capacity": int(share * B)} for share in CACHED_PROBES)
+    return {
+        "in_batch": {"name": "in_batch"},
+        "masked": {"name": "in_batch"},
+        "few": {"name": "mixed", "num_uniform": few},
+        "uniform": {"name": "mixed", "num_uniform": many},
+        "few_cached": bank | few_cached,
+        "cached": bank | many_cached,
+    }
