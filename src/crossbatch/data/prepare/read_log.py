@@ -57,8 +57,7 @@ def check_read(source: Source, tally: Tally, rows: int) -> None:
     """Raise `DataError` if too many lines were refused or nothing is left."""
     tally.check()
     if not rows:
-        names = ", ".join(path.name for path in source.files) or source.format
-        raise DataError(f"no interactions were read from {names}: is it the right file?")
+        raise DataError(f"no interactions were read from {source.name}: is it the right file?")
 
 
 def usable(

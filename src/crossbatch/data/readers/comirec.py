@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from crossbatch.data.readers.delimited import read_delimited, read_whole
-from crossbatch.data.readers.source import Column, Source, Tally
+from crossbatch.data.readers.source import Column, ReadOptions, Source, Tally
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from crossbatch.data.readers.reader import ReadOptions
 
 PARTS = ("train", "valid", "test")
 LINE = ("user", "item", "position")

@@ -105,15 +105,15 @@ def _rows(
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError:
-            tally.unreadable("line is not UTF-8", 1, repr(line))
+            tally.unreadable("line is not UTF-8", repr(line))
             continue
         try:
             fields = _split(text, mark) if quote else text.split(mark)
         except csv.Error:
-            tally.unreadable("line is not CSV", 1, text)
+            tally.unreadable("line is not CSV", text)
             continue
         if len(fields) > width:
-            tally.unreadable("too many fields", 1, text)
+            tally.unreadable("too many fields", text)
         elif text.strip():
             rows.append([*(field or None for field in fields), *[None] * (width - len(fields))])
     return rows

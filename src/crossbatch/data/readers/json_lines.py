@@ -76,13 +76,13 @@ def _parse(line: bytes, tally: Tally) -> dict[str, Any] | None:
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
-        tally.unreadable("line is not UTF-8", 1, repr(line))
+        tally.unreadable("line is not UTF-8", repr(line))
         return None
     except (ValueError, RecursionError):
-        tally.unreadable("line is not JSON", 1, repr(line))
+        tally.unreadable("line is not JSON", repr(line))
         return None
     if not isinstance(row, dict):
-        tally.unreadable("line is no JSON object", 1, repr(line))
+        tally.unreadable("line is no JSON object", repr(line))
         return None
     return row
 

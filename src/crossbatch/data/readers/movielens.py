@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from crossbatch.data.readers.delimited import parse_rows, read_delimited
-from crossbatch.data.readers.source import Column, Source, Tally
+from crossbatch.data.readers.source import Column, ReadOptions, Source, Tally
 from crossbatch.data.readers.text_blocks import check_ratio
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from crossbatch.data.readers.reader import ReadOptions
 
 RATING_COLUMNS = {"user": "user", "item": "item", "rating": "rating", "time": "time"}
 GENRES = (

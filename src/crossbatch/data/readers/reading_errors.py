@@ -40,14 +40,11 @@ def reader_errors(name: str) -> Iterator[None]:
 
 def with_clear_errors(source: Source) -> Source:
     """Return the source with `reader_errors` around the reading of its log and tables."""
-    name = ", ".join(path.name for path in source.files) or source.format
 
     def batches(tally: Tally) -> Iterator[pl.DataFrame]:
         frames = source.batches(tally)
         while True:
-            with reader_errors(
-                name
-            ):  # around the reader alone, not around the code that uses frames
+            with reader_errors(source.name):  # not around the code that uses the frames
                 frame = next(frames, None)
             if frame is None:
                 return
@@ -58,7 +55,7 @@ def with_clear_errors(source: Source) -> Source:
             return None
 
         def checked(keys: pl.Series, tally: Tally) -> pl.DataFrame:
-            with reader_errors(name):
+            with reader_errors(source.name):
                 return read(keys, tally)
 
         return checked

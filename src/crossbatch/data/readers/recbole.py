@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crossbatch.data.readers.delimited import read_delimited, read_whole, split_header
-from crossbatch.data.readers.source import Column, Source, Tally
+from crossbatch.data.readers.source import Column, ReadOptions, Source, Tally
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from crossbatch.data.readers.reader import ReadOptions
 
 KINDS = {
     "token": "categorical",

@@ -1,11 +1,11 @@
-"""What a reader hands over: batches of interactions, tables of content, their columns' kinds."""
+"""What readers take and return: `ReadOptions`, `Source`, and a `Tally` of refused lines."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
@@ -19,12 +19,12 @@ KINDS = ("categorical", "multi_valued", "numeric", "text", "sentence", "dense")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A content column and how it is to be encoded.
+    """A content column and how to encode it.
 
     Attributes:
         name: The column's name in its table, and the feature's name in the dataset.
         kind: One of `KINDS`.
-        separator: What divides the values of a `multi_valued` column that holds plain strings.
+        separator: Divides the values of a `multi_valued` column of plain strings.
         model: Folder of the sentence-transformers model of a `sentence` column.
     """
 
@@ -41,7 +41,7 @@ class Column:
 
 
 class Tally:
-    """What was read and what was refused, with the reason; the manifest keeps it.
+    """Counts the lines that were read and those refused, by reason; the manifest keeps it.
 
     Args:
         limit: The largest share (below 1) or number (1 and above) of refused lines.
@@ -56,24 +56,19 @@ class Tally:
         self.notes: list[str] = []
         self._examples: dict[str, str] = {}
 
-    @property
-    def num_bad(self) -> int:
-        """How many lines were refused."""
-        return sum(self.bad.values())
-
     def refuse(self, reason: str, count: int, example: str = "") -> None:
         """Count lines that cannot be used; the first example of each reason is kept."""
         if count:
             self.bad[reason] += count
             self._examples.setdefault(reason, example[:80])
 
-    def unreadable(self, reason: str, count: int, example: str = "") -> None:
-        """Count lines that never became a row."""
-        self.lines += count
-        self.refuse(reason, count, example)
+    def unreadable(self, reason: str, example: str) -> None:
+        """Count a line that never became a row."""
+        self.lines += 1
+        self.refuse(reason, 1, example)
 
     def merge(self, other: Mapping[str, Any]) -> None:
-        """Count what another tally counted elsewhere, given as its `counted`."""
+        """Add the counts of another tally, given as its `counted`."""
         self.lines += other["lines"]
         for reason, count in other["bad"].items():
             self.refuse(reason, count, other["examples"][reason])
@@ -86,7 +81,7 @@ class Tally:
     def check(self) -> None:
         """Raise `DataError` if more lines were refused than the limit allows."""
         allowed = self.limit if self.limit >= 1 else self.limit * self.lines
-        if self.num_bad <= allowed:
+        if self.bad.total() <= allowed:
             return
         reasons = "; ".join(
             f"{count:,} × {reason}"
@@ -94,8 +89,8 @@ class Tally:
             for reason, count in self.bad.most_common()
         )
         raise DataError(
-            f"{self.num_bad:,} of {self.lines:,} lines cannot be used: {reasons}; mend the source, "
-            "or raise --max-bad-lines if they may be skipped"
+            f"{self.bad.total():,} of {self.lines:,} lines cannot be used: {reasons}; "
+            "mend the source, or raise --max-bad-lines if they may be skipped"
         )
 
 
@@ -115,15 +110,15 @@ class Source:
         files: All files that are read, for the manifest's checksums.
         batches: `batches(tally)` yields frames with columns `user`, `item`, `time` and, where the
             reader has them, `rating` and `split` (0 train, 1 valid, 2 test).
-        parts: The same frames file by file, where files can be read apart, on other machines too.
-        time_unit: Unit of numeric times: "auto", "s", "ms", "us", "ns", or "order" for mere order.
+        parts: The same frames file by file, where files can be read in parallel.
+        time_unit: Unit of numeric times: "auto", "s", "ms", "us", "ns", or "order" (only sorted).
         item_table: The items' content, if any.
         user_table: The users' content, if any.
         item_columns: Which content columns of items become features.
         user_columns: Which content columns of users become features.
-        title: The column of `item_table` that names an item to a reader.
-        defaults: Options of preparation that this format would rather have.
-        expected_rows: How many interactions will come, where it is known, for progress.
+        title: The column of `item_table` with the items' titles.
+        defaults: Options of preparation that differ for this format.
+        expected_rows: Number of interactions where it is known, for progress.
     """
 
     format: str
@@ -138,3 +133,44 @@ class Source:
     title: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     expected_rows: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The files' names, for messages."""
+        return ", ".join(path.name for path in self.files) or self.format
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What the caller may say about a source; None leaves it to the reader.
+
+    Attributes:
+        user: Column of the users' ids.
+        item: Column of the items' ids.
+        time: Column of the times; "none" if the order of the log is the time.
+        rating: Column of the ratings.
+        time_unit: "auto", "s", "ms", "us", "ns" or "order".
+        items: File with the items' content.
+        users: File with the users' content.
+        title: Column of the item table with the titles.
+        item_columns: Features of the items.
+        user_columns: Features of the users.
+    """
+
+    user: str | None = None
+    item: str | None = None
+    time: str | None = None
+    rating: str | None = None
+    time_unit: str | None = None
+    items: Path | None = None
+    users: Path | None = None
+    title: str | None = None
+    item_columns: tuple[Column, ...] | None = None
+    user_columns: tuple[Column, ...] | None = None
+
+
+class Reader(NamedTuple):
+    """A format: how to recognise it for certain, and how to open it."""
+
+    recognises: Callable[[Path], bool]
+    open: Callable[[Path, ReadOptions], Source]

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from crossbatch.data.readers.column_kinds import infer_columns
 from crossbatch.data.readers.delimited import read_delimited
 from crossbatch.data.readers.json_lines import read_json_lines
-from crossbatch.data.readers.partitions import check_parts, folder_values, part_columns
-from crossbatch.data.readers.source import Column, Part, Source, Table, Tally
+from crossbatch.data.readers.source import Column, Part, ReadOptions, Source, Table, Tally
 from crossbatch.data.readers.table_files import (
     SUFFIXES,
+    check_parts,
     column_names,
     data_files,
     file_kind,
+    folder_values,
+    infer_columns,
+    part_columns,
     read_table,
 )
 from crossbatch.errors import ConfigError, DataError
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from crossbatch.data.readers.reader import ReadOptions
 
 USUAL_NAMES = {
     "user": ("user", "user_id", "userId", "userid", "uid", "reviewerID", "session_id"),
