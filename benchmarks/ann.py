@@ -26,7 +26,7 @@ from crossbatch.retrieval import ExactIndex, Index, IVFIndex, TopK
 from crossbatch.retrieval.choice import tune
 from crossbatch.retrieval.ivf import load_faiss
 from crossbatch.serving import Bundle, open_bundle
-from crossbatch.serving.bundle.parity import drawn_users
+from crossbatch.serving.bundle.parity import random_histories
 from synthetic_bundle import cluster_history, synthetic_bundle
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def generated(items: int, k: int) -> dict[str, Any]:
 
 def of_bundle(bundle: Bundle, k: int) -> dict[str, Any]:
     readable = torch.arange(1, len(bundle.history_vectors)).numpy()
-    users = bundle.users(drawn_users(bundle, readable, seed=1))
+    users = bundle.users(random_histories(bundle, readable, seed=1))
     return compare(bundle.name, bundle.item_vectors, users, k)
 
 

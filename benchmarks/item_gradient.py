@@ -105,8 +105,8 @@ def measure(run: SavedRun, B: int, M: int, draws: int, seed: int) -> dict[str, d
             temperature,
         )
         for name in RULES:
-            by_item, user_side = gradients(name, step, rows)
-            away = (user_side - by_row).norm(dim=1) / by_row.norm(dim=1).clamp(min=1e-12)
+            by_item, load_user_tower = gradients(name, step, rows)
+            away = (load_user_tower - by_row).norm(dim=1) / by_row.norm(dim=1).clamp(min=1e-12)
             tallies[name].add(by_item, truth, float(away.mean()))
     base = tallies["in-batch"].variance
     return {

@@ -11,7 +11,7 @@ from crossbatch.cli.terminal import AsJson, MovedData, Overwrite, Quiet, progres
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from crossbatch.serving.results import ScoredItem
+    from crossbatch.serving.recommender import ScoredItem
 
 LEAST_HISTORY = 10  # rows of a long history that are shown beside a short list
 

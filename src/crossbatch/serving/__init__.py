@@ -9,8 +9,7 @@ For example:
 from typing import TYPE_CHECKING
 
 from crossbatch.serving.bundle import Bundle, BundleError, open_bundle
-from crossbatch.serving.recommender import Recommender
-from crossbatch.serving.results import Recommendation, ScoredItem
+from crossbatch.serving.recommender import Recommendation, Recommender, ScoredItem
 
 if TYPE_CHECKING:
     from crossbatch.serving.bundle.export import export_bundle

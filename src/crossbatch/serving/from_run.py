@@ -5,7 +5,7 @@ open_recommender(Path("runs/first")).recommend([["i17", "i4"]], k=20)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from crossbatch.data.dataset.features import read_encoders
 from crossbatch.errors import ConfigError, DataError
@@ -13,19 +13,19 @@ from crossbatch.evaluation import encode_items
 from crossbatch.retrieval import ExactIndex
 from crossbatch.serving.bundle.manifest import MANIFEST
 from crossbatch.serving.bundle.opening import open_bundle
-from crossbatch.serving.bundle.towers import InHistories
+from crossbatch.serving.bundle.towers import HistoryEncoder
 from crossbatch.serving.recommender import Recommender
 from crossbatch.serving.user_features import Profiles, feature_table
 from crossbatch.training.run_folder import open_run
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
     from torch import Tensor
 
     from crossbatch.training.run_folder import SavedRun
-
 
 RUN = "config.json"
 
@@ -46,32 +46,33 @@ def open_recommender(path: Path, *, data: Path | None = None) -> Recommender:
 
 def run_recommender(saved: SavedRun) -> Recommender:
     """The run's best model over the dataset's items, searched exactly."""
-    vectors = encode_items(saved.towers, saved.dataset.num_items)
-    history_vectors = vectors
-    if saved.towers.history != "item_tower":
-        history_vectors = encode_items(InHistories(saved.towers), saved.dataset.num_items)
-    encoders = read_encoders(saved.dataset.path / "features/users")
+    dataset, towers = saved.dataset, saved.towers
+    vectors = history_vectors = encode_items(towers, dataset.num_items)
+    if towers.history != "item_tower":
+        history_vectors = encode_items(HistoryEncoder(towers), dataset.num_items)
+    encoders = read_encoders(dataset.path / "features/users")
+    names = feature_names(saved.recipe.model.user_features, dataset.user_features)
     return Recommender(
-        saved.dataset,
-        saved.towers,
+        dataset,
+        towers,
         item_vectors=vectors,
         history_vectors=history_vectors,
         index=ExactIndex(vectors),
         history_length=saved.recipe.train.history_length,
-        user_encoders={name: encoders[name] for name in user_feature_names(saved)},
+        user_encoders={name: encoders[name] for name in names},
     )
 
 
-def user_feature_names(saved: SavedRun) -> list[str]:
-    """The user features that the run's model reads."""
-    chosen = saved.recipe.model.user_features
-    return list(saved.dataset.user_features) if chosen == ("*",) else list(chosen)
+def feature_names(chosen: Sequence[str], features: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the features that a recipe chooses; "*" stands for all of the dataset's."""
+    return tuple(features) if tuple(chosen) == ("*",) else tuple(chosen)
 
 
 def run_profiles(saved: SavedRun, user_ids: Tensor) -> Profiles | None:
     """The stored features of users `[B]` of the run's dataset, if its model reads any."""
     features = saved.dataset.user_features
-    tables = {name: feature_table(features[name]) for name in user_feature_names(saved)}
+    names = feature_names(saved.recipe.model.user_features, features)
+    tables = {name: feature_table(features[name]) for name in names}
     return Profiles(tables, user_ids) if tables else None
 
 

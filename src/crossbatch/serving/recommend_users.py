@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from crossbatch.serving.recommender import Recommender
-    from crossbatch.serving.results import Ranking
+    from crossbatch.serving.recommender import Ranking, Recommender
 
 CHUNK_USERS = 1024
 CHUNK_CELLS = 1 << 21  # of a chunk's histories, padded to the longest

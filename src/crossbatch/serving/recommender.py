@@ -1,10 +1,11 @@
-"""From histories of item keys to ranked items: the one path of command line, batches and server.
+"""`Recommender`: ranked items for histories of item keys, for command line, files and server.
 
 recommender.recommend([["i17", "i4"]], k=20)[0].items[0].title
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import torch
 
 from crossbatch.errors import ConfigError
 from crossbatch.retrieval import TopK
-from crossbatch.serving.results import Ranking, Recommendation, ScoredItem
 from crossbatch.serving.user_features import Profiles, encode_profiles, with_profiles
 
 if TYPE_CHECKING:
@@ -21,21 +21,57 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from crossbatch.data import Dataset
     from crossbatch.data.dataset.encoders import Encoder
     from crossbatch.models import TwoTower
     from crossbatch.retrieval import Index
-    from crossbatch.serving.bundle.catalogue import Catalogue
+    from crossbatch.serving.bundle.catalogue import StoredCatalogue
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredItem:
+    """An item of a list; `interest` is the number of the user vector that it matches best."""
+
+    id: int
+    key: str
+    title: str
+    score: float
+    interest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A user's list, best first.
+
+    Attributes:
+        items: At most k; fewer only if the catalogue has no more to offer.
+        unknown: Keys of the history that are no items of the catalogue.
+        popular: Whether nothing was known of the user, so that the list is the most popular items.
+    """
+
+    items: list[ScoredItem]
+    unknown: list[str]
+    popular: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Lists of B users as arrays; empty slots have item id 0."""
+
+    top: TopK  # scores and item ids [B, k]
+    interest: Tensor  # number of the best matching interest [B, k]
+    popular: Tensor  # [B], True where nothing was known of a user
 
 
 class Recommender:
-    """Towers, item vectors and an index over a catalogue, ready to answer.
+    """Ranks a catalogue's items with trained towers, item vectors and an index.
 
     Args:
-        catalogue: Who the items are.
+        catalogue: Keys, titles and counts of the items: a dataset's, or those stored in a bundle.
         towers: In evaluation mode.
         item_vectors: `[num_items + 1, d]`, what is scored.
-        history_vectors: `[H + 1, d]`, what describes an item in a history. Items beyond H have
-            none: they can be recommended, but a history is read without them.
+        history_vectors: `[H + 1, w]`, input of the user tower for each item. Items beyond H have
+            none: they can be recommended, but are skipped in histories.
         index: Over `item_vectors`.
         history_length: Most recent items that describe a user, L.
         user_encoders: Fitted encoders of the user features, by name.
@@ -43,7 +79,7 @@ class Recommender:
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalogue: Dataset | StoredCatalogue,
         towers: TwoTower,
         *,
         item_vectors: Tensor,
@@ -101,7 +137,7 @@ class Recommender:
 
     @torch.no_grad()
     def interests(self, history: Tensor, profiles: Profiles | None = None) -> Tensor:
-        """As `users`, of features that are encoded already."""
+        """As `users`, with features that are encoded already."""
         vectors, mask = self.history_vectors[history], history != 0
         if profiles is None:
             return self.towers.interests(vectors, mask)
@@ -111,7 +147,7 @@ class Recommender:
     def profiles(
         self, user_features: Sequence[Mapping[str, Any] | None] | None, users: int
     ) -> Profiles | None:
-        """Encode the features that a request brings along."""
+        """Encode the user features of a request, one entry for each of `users` users."""
         if user_features is None:
             return None
         if len(user_features) != users:
@@ -132,7 +168,7 @@ class Recommender:
         """The k best items for each history of item keys, oldest first.
 
         Args:
-            histories: Keys that are no items are left out and reported.
+            histories: Unknown keys are left out and reported.
             k: Length of the lists, 1 … `num_items`.
             exclude_seen: Whether items of the history stay out of the list.
             user_features: Of each user, values by name; None where nothing is known.
@@ -153,7 +189,7 @@ class Recommender:
         ]
 
     def known(self, histories: Sequence[Sequence[str]]) -> tuple[list[np.ndarray], list[list[str]]]:
-        """Ids of the items of each history, and the keys that are no items."""
+        """Ids of the known items of each history, and its unknown keys."""
         found = self.item_ids([key for history in histories for key in history])
         ids, unknown, start = [], [], 0
         for history in histories:
@@ -173,8 +209,7 @@ class Recommender:
     ) -> Ranking:
         """The k best items for each history of known item ids, as arrays.
 
-        A user without a readable item and without features gets the most popular items: no model
-        was trained to answer for nothing.
+        A user without a readable item and without features gets the most popular items.
         """
         if not 1 <= k <= self.num_items:
             raise ConfigError(f"k must be 1 to {self.num_items} (all items), got {k}")
@@ -183,9 +218,7 @@ class Recommender:
         exclude = _padded(histories) if exclude_seen else None
         interests = self.interests(history, profiles)  # [B, K, d]
         if profiles is not None and not torch.isfinite(interests).all():
-            raise ConfigError(
-                "user features out of all proportion: the model's answer is not finite"
-            )
+            raise ConfigError("user features are too large: the model's answer is not finite")
         top = self.index.search(interests, k, exclude=exclude)
         popular = torch.tensor([not len(row) for row in readable], dtype=torch.bool)
         if profiles is not None:

@@ -1,9 +1,9 @@
-"""Who the items are: keys, titles and counts; those of a bundle as memory-mapped arrays."""
+"""Keys, titles and training counts of a bundle's items, as memory-mapped arrays."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -16,42 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from crossbatch.data import Dataset
+
 KEYS, TITLES, COUNTS = "item_keys", "item_titles", "item_counts"
 HASHES, ROWS = "item_key_hashes", "item_key_rows"
 
 
-class Catalogue(Protocol):
-    """Who the items are; `crossbatch.data.Dataset` is one, a bundle's files are another."""
-
-    @property
-    def num_items(self) -> int:
-        """Items are 1 … this."""
-        ...
-
-    @property
-    def item_counts(self) -> np.ndarray:
-        """Training interactions of each item, int64 `[num_items + 1]`."""
-        ...
-
-    def item_ids(self, keys: Sequence[str]) -> np.ndarray:
-        """Ids of items by their keys, 0 where unknown; int64."""
-        ...
-
-    def item_keys(self, ids: Iterable[int]) -> list[str]:
-        """Keys of items."""
-        ...
-
-    def item_titles(self, ids: Iterable[int]) -> list[str]:
-        """Titles of items, their keys where there is none."""
-        ...
-
-
 class StoredCatalogue:
-    """The catalogue of a bundle folder.
-
-    Args:
-        folder: The bundle.
-    """
+    """The items of a bundle folder, with the same methods as a `Dataset` has for its items."""
 
     def __init__(self, folder: Path) -> None:
         self.item_counts = map_array(folder / f"{COUNTS}.npy")
@@ -67,8 +39,8 @@ class StoredCatalogue:
         return len(self._keys) - 1
 
     @property
-    def is_sound(self) -> bool:
-        """Whether keys, titles, counts and the search for keys fit each other."""
+    def is_consistent(self) -> bool:
+        """Whether keys, titles, counts and the key index are consistent."""
         counts, n = self.item_counts, self.num_items
         return (
             self._keys.sound
@@ -112,7 +84,7 @@ def write_catalogue(
     np.save(folder / f"{ROWS}.npy", rows)
 
 
-def all_items(catalogue: Catalogue) -> tuple[list[str], list[str]]:
+def all_items(catalogue: Dataset | StoredCatalogue) -> tuple[list[str], list[str]]:
     """Keys and titles of items 0 … N; a title that is only the key is left empty."""
     ids = range(catalogue.num_items + 1)
     keys, titles = catalogue.item_keys(ids), catalogue.item_titles(ids)

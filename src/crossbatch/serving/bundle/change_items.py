@@ -1,13 +1,12 @@
-"""New items into a bundle by their content alone, old ones out: no training, no dataset.
+"""Add items to a bundle by their content, or remove items, without training and without a dataset.
 
 add_items(bundle, pl.read_parquet("new_items.parquet"), "next.bundle")
 
-A tower that reads ids beside content is given, for an item without an id, the mean of the trained
-id vectors, each counted as often as its item was chosen: the item is then taken for as popular as
-what users choose on average, and its content says the rest. (Zeros, or the plain mean, make it one
-of the thousands that hardly anybody chose: it is then never seen. `benchmarks/cold_start.py`
-compares them.) Where histories are read through ids (`history = "id"`), a new item can be
-recommended, but a history is read without it.
+A tower that reads ids beside content gets, for an item without an id, the mean of the trained id
+vectors, weighted by how often each item was chosen: the item starts as popular as what users choose
+on average. (With zeros or the plain mean it would look like the many items that are hardly ever
+chosen, and would not be recommended; `benchmarks/cold_start.py` compares them.) Where histories are
+read through ids (`history = "id"`), a new item can be recommended, but is skipped in histories.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from crossbatch.retrieval import IVFIndex
 from crossbatch.serving.bundle import graph as graphs
 from crossbatch.serving.bundle.catalogue import all_items
 from crossbatch.serving.bundle.feature_schema import sample_tables, schema_encoders
-from crossbatch.serving.bundle.manifest import MANIFEST, BundleError
+from crossbatch.serving.bundle.manifest import MANIFEST, REMEDY, BundleError
 from crossbatch.serving.bundle.opening import ITEMS, Bundle
-from crossbatch.serving.bundle.parity import Probe, drawn_users
+from crossbatch.serving.bundle.parity import Probe, random_histories
 from crossbatch.serving.bundle.towers import (
     ID_TABLE,
     USER_TOWER,
-    InHistories,
-    item_side,
+    HistoryEncoder,
+    load_item_tower,
     map_tensors,
 )
 from crossbatch.serving.bundle.writing import Contents, IndexPlan, write_bundle
@@ -51,19 +50,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NewItems:
-    """Items that a bundle gets.
-
-    Attributes:
-        keys: Of n items.
-        titles: Empty where there is none.
-        vectors: `[n, d]`.
-        history_vectors: `[n, w]` what describes them in a history.
-    """
+    """Items to add to a bundle."""
 
     keys: list[str]
-    titles: list[str]
-    vectors: Tensor
-    history_vectors: Tensor
+    titles: list[str]  # empty where there is none
+    vectors: Tensor  # [n, d]
+    history_vectors: Tensor  # [n, w], input of the user tower
 
 
 def add_items(
@@ -94,20 +86,13 @@ def add_items(
     check_target(Path(out), overwrite=overwrite, marker=MANIFEST)
     progress("items", 0, None)
     keys = _new_keys(bundle, items, key)
-    titles = items[title].cast(pl.String).fill_null("").to_list() if title in items else [""]
-    with _blamed(bundle):
-        return _changed(
-            bundle,
-            Path(out),
-            kept=np.arange(bundle.num_items + 1),
-            new=NewItems(
-                keys,
-                titles if len(titles) == len(keys) else titles * len(keys),
-                *encode_content(bundle, items),
-            ),
-            overwrite=overwrite,
-            progress=progress,
-        )
+    titles = [""] * len(keys)
+    if title in items:
+        titles = items[title].cast(pl.String).fill_null("").to_list()
+    with _forged_values_refused(bundle):
+        new = NewItems(keys, titles, *encode_content(bundle, items))
+        kept = np.arange(bundle.num_items + 1)
+        return _write_changed(bundle, Path(out), kept, new, overwrite=overwrite, progress=progress)
 
 
 def remove_items(
@@ -134,25 +119,15 @@ def remove_items(
     progress("items", 0, None)
     ids = bundle.item_ids(keys)
     if unknown := [name for name, item in zip(keys, ids, strict=True) if not item]:
-        raise DataError(f"{len(unknown)} of the items are not in the bundle: {_some(unknown)}")
-    stays = np.ones(bundle.num_items + 1, dtype=bool)
-    stays[ids] = False
-    with _blamed(bundle):
-        return _changed(
-            bundle,
-            Path(out),
-            kept=np.flatnonzero(stays),
-            new=NewItems([], [], bundle.item_vectors[:0], bundle.history_vectors[:0]),
-            overwrite=overwrite,
-            progress=progress,
-        )
+        raise DataError(f"{len(unknown)} of the items are not in the bundle: {_first_few(unknown)}")
+    kept = np.setdiff1d(np.arange(bundle.num_items + 1), ids)
+    none = NewItems([], [], bundle.item_vectors[:0], bundle.history_vectors[:0])
+    with _forged_values_refused(bundle):
+        return _write_changed(bundle, Path(out), kept, none, overwrite=overwrite, progress=progress)
 
 
 def encode_content(bundle: Bundle, items: pl.DataFrame) -> tuple[Tensor, Tensor]:
-    """Vectors `[n, d]` of items by their content, and what describes them in a history, `[n, w]`.
-
-    New items have the mean id vector of the others.
-    """
+    """Vectors `[n, d]` of items from their content, and their history vectors `[n, w]`."""
     names = bundle.config.item_features
     if not names:
         raise DataError(
@@ -173,10 +148,9 @@ def encode_content(bundle: Bundle, items: pl.DataFrame) -> tuple[Tensor, Tensor]
     if ID_TABLE in state:
         mean = mean_id_vector(state[ID_TABLE], bundle.item_counts)
         state[ID_TABLE] = mean.expand(len(padded), -1)
-    towers = item_side(bundle.config, len(items), tables, state)
-    encoders = (towers, InHistories(towers))
-    vectors, described = (encode_items(encoder, len(items))[1:] for encoder in encoders)
-    return vectors, described
+    towers = load_item_tower(bundle.config, len(items), tables, state)
+    vectors = encode_items(towers, len(items))[1:]
+    return vectors, encode_items(HistoryEncoder(towers), len(items))[1:]
 
 
 def mean_id_vector(table: Tensor, counts: np.ndarray) -> Tensor:
@@ -192,16 +166,16 @@ def mean_id_vector(table: Tensor, counts: np.ndarray) -> Tensor:
 
 
 @contextmanager
-def _blamed(bundle: Bundle) -> Iterator[None]:
-    """What only a forged document can provoke is told as such."""
+def _forged_values_refused(bundle: Bundle) -> Iterator[None]:
+    """Turn exceptions that only forged documents can cause into `BundleError`."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        raise BundleError(f"{bundle.path} cannot be changed ({error!r}): export anew") from error
+        raise BundleError(f"{bundle.path} cannot be changed ({error!r}): {REMEDY}") from error
 
 
 def _new_keys(bundle: Bundle, items: pl.DataFrame, column: str) -> list[str]:
-    """The keys of new items; raise unless they are there, distinct, and really new."""
+    """The keys of new items; raise `DataError` if one is missing, repeated or in the bundle."""
     if column not in items.columns:
         raise DataError(
             f"the items need a column {column!r} with their keys; they have "
@@ -211,25 +185,25 @@ def _new_keys(bundle: Bundle, items: pl.DataFrame, column: str) -> list[str]:
     if not len(keys) or keys.null_count() or (keys == "").any():
         raise DataError(f"every item needs a key, but column {column!r} has an empty one, or none")
     if repeated := keys.filter(keys.is_duplicated()).unique().to_list():
-        raise DataError(f"{len(repeated)} keys of the items are repeated: {_some(repeated)}")
+        raise DataError(f"{len(repeated)} keys of the items are repeated: {_first_few(repeated)}")
     found = keys.filter(pl.Series(bundle.item_ids(keys.to_list()) > 0)).to_list()
     if found:
         raise DataError(
-            f"{len(found)} of the items are in the bundle, to be removed first: {_some(found)}"
+            f"{len(found)} of the items are in the bundle, to be removed first: {_first_few(found)}"
         )
     return keys.to_list()
 
 
-def _changed(
+def _write_changed(
     bundle: Bundle,
     out: Path,
-    *,
     kept: np.ndarray,
     new: NewItems,
+    *,
     overwrite: bool,
     progress: Progress,
 ) -> Bundle:
-    """A bundle with the items `kept` of another, padding among them, and new ones after them."""
+    """Write a bundle with rows `kept` of another, padding included, and new items after them."""
     index = bundle.manifest["index"]
     cells = bundle.index if isinstance(bundle.index, IVFIndex) else None
     formats = {"pt2": graphs.PT2, "onnx": graphs.ONNX}
@@ -247,16 +221,16 @@ def _changed(
 def _contents(bundle: Bundle, kept: np.ndarray, new: NewItems) -> Contents:
     trained = kept[kept <= bundle.manifest["items"]["trained"]]
     if len(trained) < 2:
-        raise DataError("no item of the training would be left: a bundle needs at least one")
+        raise DataError("no trained item would be left: a bundle needs at least one")
     old_keys, old_titles = all_items(bundle.catalogue)
     state = bundle.item_state()
     if ID_TABLE in state:
         state[ID_TABLE] = state[ID_TABLE][torch.from_numpy(trained)]
     origin, removed = bundle.manifest["origin"], bundle.num_items + 1 - len(kept)
     change = {"from": bundle.version, "added": len(new.keys), "removed": removed}
-    rows, described = torch.from_numpy(kept), None
+    rows, history_vectors = torch.from_numpy(kept), None
     if bundle.config.history == "content":
-        described = torch.cat([bundle.history_vectors[rows], new.history_vectors])
+        history_vectors = torch.cat([bundle.history_vectors[rows], new.history_vectors])
     return Contents(
         name=bundle.name,
         config=bundle.config,
@@ -266,7 +240,7 @@ def _contents(bundle: Bundle, kept: np.ndarray, new: NewItems) -> Contents:
         titles=[old_titles[row] for row in kept] + new.titles,
         counts=np.pad(np.asarray(bundle.item_counts)[kept], (0, len(new.keys))),
         vectors=torch.cat([bundle.item_vectors[rows], new.vectors]),
-        history_vectors=described,
+        history_vectors=history_vectors,
         item_state=state,
         user_state=map_tensors(bundle.path / USER_TOWER),
         trained=len(trained) - 1,
@@ -276,9 +250,9 @@ def _contents(bundle: Bundle, kept: np.ndarray, new: NewItems) -> Contents:
 
 
 def _probe(bundle: Bundle, kept: np.ndarray) -> Probe:
-    """Made-up users of the old bundle, their histories in the new one's ids."""
+    """Random users of the old bundle, their histories in the ids of the new one."""
     readable = kept[(kept > 0) & (kept < len(bundle.history_vectors))]
-    history = drawn_users(bundle, readable)
+    history = random_histories(bundle, readable)
     rows = torch.arange(len(history))
     profiles = None
     if bundle.user_features:
@@ -288,6 +262,6 @@ def _probe(bundle: Bundle, kept: np.ndarray) -> Probe:
     return Probe(moved[history], profiles, bundle.interests(history, profiles))
 
 
-def _some(keys: Sequence[str]) -> str:
+def _first_few(keys: Sequence[str]) -> str:
     shown = ", ".join(repr(key) for key in keys[:3])
     return f"{shown}, ..." if len(keys) > 3 else shown

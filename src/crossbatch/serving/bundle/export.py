@@ -1,4 +1,4 @@
-"""`export_bundle`: from a finished run to a bundle that has proved itself, or to nothing.
+"""`export_bundle`: a bundle from the best model of a run.
 
 export_bundle("runs/first", "first.bundle")
 """
@@ -12,26 +12,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from crossbatch.data.progress import Progress, silent
 from crossbatch.evaluation import encode_items
 from crossbatch.evaluation.distributed import encode_together
 from crossbatch.files import check_target, read_document
-from crossbatch.serving.bundle import open_bundle
-from crossbatch.serving.bundle import towers as stored_towers
 from crossbatch.serving.bundle.catalogue import all_items
 from crossbatch.serving.bundle.manifest import MANIFEST
-from crossbatch.serving.bundle.parity import real_users
+from crossbatch.serving.bundle.opening import open_bundle
+from crossbatch.serving.bundle.parity import USERS, Probe
+from crossbatch.serving.bundle.towers import HistoryEncoder, split_state
 from crossbatch.serving.bundle.writing import Contents, IndexPlan, write_bundle
+from crossbatch.serving.from_run import feature_names, run_profiles
 from crossbatch.training.distributed.start import joined, together
 from crossbatch.training.run_folder import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
-    from crossbatch.serving.bundle import Bundle
+    from crossbatch.serving.bundle.opening import Bundle
     from crossbatch.training.run_folder import SavedRun
 
 
@@ -79,7 +81,7 @@ def export_bundle(
         return write_bundle(
             out,
             _contents(saved, vectors, history_vectors, run, name or run.resolve().name),
-            real_users(saved),
+            _held_out_users(saved),
             IndexPlan(index, recall),
             graph_formats=graph_formats,
             overwrite=overwrite,
@@ -92,23 +94,32 @@ def export_bundle(
         towers, num_items = saved.towers, saved.dataset.num_items
         vectors, history_vectors = encode(towers, num_items), None
         if towers.history == "content":
-            history_vectors = encode(stored_towers.InHistories(towers), num_items)
+            history_vectors = encode(HistoryEncoder(towers), num_items)
         return together(ranks, written) or open_bundle(out)
+
+
+def _held_out_users(saved: SavedRun) -> Probe:
+    """Held-out users with the interests that the trained towers give them."""
+    split = "test" if saved.dataset.num_eval_users("test") else "valid"
+    length = saved.recipe.train.history_length
+    batch = next(saved.dataset.eval_batches(split, batch_size=USERS, history_length=length))
+    with torch.no_grad():
+        interests = saved.towers.users(batch.history, batch.user_ids)
+    return Probe(batch.history, run_profiles(saved, batch.user_ids), interests)
 
 
 def _contents(
     saved: SavedRun, vectors: Tensor, history_vectors: Tensor | None, run: Path, name: str
 ) -> Contents:
-    """All that a bundle of this run holds; `vectors` are those of the catalogue."""
     dataset, model = saved.dataset, saved.recipe.model
-    item_state, user_state = stored_towers.split_state(saved.towers)
+    item_state, user_state = split_state(saved.towers)
     keys, titles = all_items(dataset)
     return Contents(
         name=name,
         config=replace(
             model,
-            item_features=_chosen(model.item_features, dataset.item_features),
-            user_features=_chosen(model.user_features, dataset.user_features),
+            item_features=feature_names(model.item_features, dataset.item_features),
+            user_features=feature_names(model.user_features, dataset.user_features),
         ),
         history_length=saved.recipe.train.history_length,
         metrics=_result(run),
@@ -136,15 +147,11 @@ def _contents(
     )
 
 
-def _chosen(wanted: Sequence[str], features: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(features) if tuple(wanted) == ("*",) else tuple(wanted)
-
-
 def _result(run: Path) -> dict[str, Any]:
+    """The run's `result.json`, with null for metrics that are undefined; empty without one."""
     path = run / "result.json"
     if not path.is_file():
         return {}
     text = json.dumps(read_document(path, "train the run again"))
-    # a metric that was undefined is null: NaN is no JSON
-    result: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)
+    result: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)  # NaN is not JSON
     return result

@@ -1,7 +1,7 @@
-"""Feature schemas: all that encoding new items and users needs, without the training data.
+"""Feature schemas of a bundle: how new items and users are encoded, without the training data.
 
 A bundle keeps `features/items` and `features/users` with the schema and the vocabularies of the
-features that the model uses; the arrays of the dataset's own items and users stay behind.
+features that the model uses, but not the feature values of the dataset's items and users.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from crossbatch.data.dataset.features import SCHEMA, read_encoders
 from crossbatch.files import read_document, write_document
 from crossbatch.models import FeatureTable
-from crossbatch.serving.bundle.manifest import BundleError
+from crossbatch.serving.bundle.manifest import REMEDY, BundleError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from crossbatch.data.dataset.encoders import Encoder
 
 SHOWN_VALUES = 100  # of a vocabulary, most frequent first
-MOST_VALUES = 1 << 24  # of a feature: a vocabulary, or the width of a vector
+MAX_VALUES = 1 << 24  # of a feature: a vocabulary, or the width of a vector
 
 
 def copy_schema(source: Path, target: Path, names: Sequence[str]) -> None:
@@ -44,12 +44,12 @@ def read_schema(folder: Path) -> dict[str, Any]:
     """Return kind and size of each feature, as stored; empty without a folder."""
     if not (folder / SCHEMA).is_file():
         return {}
-    schema = read_document(folder / SCHEMA, "export anew")
+    schema = read_document(folder / SCHEMA, REMEDY)
     for entry in schema.values():
         if not entry["stem"].isalnum():
-            raise BundleError(f"{folder / SCHEMA} names the file {entry['stem']!r}: export anew")
-        if type(entry["num_values"]) is not int or not 0 < entry["num_values"] <= MOST_VALUES:
-            raise BundleError(f"{folder / SCHEMA} has features of impossible sizes: export anew")
+            raise BundleError(f"{folder / SCHEMA} names the file {entry['stem']!r}: {REMEDY}")
+        if type(entry["num_values"]) is not int or not 0 < entry["num_values"] <= MAX_VALUES:
+            raise BundleError(f"{folder / SCHEMA} has features of impossible sizes: {REMEDY}")
     return schema
 
 
@@ -58,8 +58,8 @@ def schema_encoders(folder: Path) -> dict[str, Encoder]:
     return read_encoders(folder) if read_schema(folder) else {}
 
 
-def described(schema: Mapping[str, Any], encoders: Mapping[str, Encoder]) -> dict[str, Any]:
-    """Return kind and size of each feature and its commonest values, for people and programs."""
+def describe_features(schema: Mapping[str, Any], encoders: Mapping[str, Encoder]) -> dict[str, Any]:
+    """Return kind, size and commonest values of each feature."""
     facts = {}
     for name, entry in schema.items():
         vocabulary = encoders[name].vocabulary
@@ -73,7 +73,7 @@ def described(schema: Mapping[str, Any], encoders: Mapping[str, Encoder]) -> dic
 
 
 def sample_tables(schema: Mapping[str, Any], rows: int) -> dict[str, FeatureTable]:
-    """Made-up features of the right kinds and widths: to build a tower around, to trace one."""
+    """Placeholder features of the right kinds and widths, to build or trace a tower with."""
     return {name: _sample(entry, rows) for name, entry in schema.items()}
 
 

@@ -1,7 +1,7 @@
-"""`bundle.json`: what a bundle holds, with size and SHA-256 of every file.
+"""`bundle.json`: the manifest of a bundle, with size and SHA-256 of every file.
 
-Nothing of a bundle is read before this table vouches for it. Files that are parsed are always
-compared with their checksum; plain arrays, which are only mapped, when asked, for they are large.
+It is checked before any other file is read. Files that are parsed are always compared with their
+checksum; plain arrays, which are large and only mapped, when asked.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MANIFEST = "bundle.json"
 KIND = "crossbatch bundle"
 FORMAT_VERSION = 1
+REMEDY = "export the run again"
 MAPPED = ".npy"  # files of this kind are mapped, never parsed beyond NumPy's plain header
 
 
@@ -37,7 +38,7 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     """Describe every file of `folder`, write `bundle.json` beside them, and return it.
 
     Args:
-        folder: A bundle that is complete but for its manifest.
+        folder: A bundle that is complete except for its manifest.
         facts: What else to record; JSON.
     """
     files = {
@@ -53,7 +54,7 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a bundle after it proved to be as written.
+    """Return the manifest of a bundle after comparing it with its own checksum.
 
     Raises:
         BundleError: If there is none, or it was altered, or is of another version.
@@ -73,11 +74,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if manifest.get("format_version") != FORMAT_VERSION:
         raise BundleError(
             f"{folder} has bundle format {manifest.get('format_version')!r}, this release reads "
-            f"{FORMAT_VERSION}: export anew"
+            f"{FORMAT_VERSION}: {REMEDY}"
         )
     body = {key: value for key, value in manifest.items() if key != "checksum"}
     if manifest.get("checksum") != document_checksum(body):
-        raise BundleError(f"{path} was altered: its checksum does not match, export anew")
+        raise BundleError(f"{path} was altered: its checksum does not match, {REMEDY}")
     return manifest
 
 
@@ -86,7 +87,7 @@ def verify_files(folder: Path, manifest: dict[str, Any], *, everything: bool) ->
 
     Args:
         folder: The bundle.
-        manifest: As `read_manifest` gave it.
+        manifest: From `read_manifest`.
         everything: Whether plain arrays are hashed too, or only their sizes compared.
 
     Raises:
@@ -96,26 +97,28 @@ def verify_files(folder: Path, manifest: dict[str, Any], *, everything: bool) ->
     listed = {MANIFEST, *manifest["files"]}
     for name in files_below(folder):
         if name not in listed and name[0] != ".":
-            raise BundleError(f"{folder} holds {name}, of which its manifest knows nothing")
+            raise BundleError(f"{folder} holds {name}, which its manifest does not list")
     hashed: dict[Path, str] = {}
     for name, entry in manifest["files"].items():
         path = listed_file(folder, name)
         if path is None:
-            raise BundleError(f"{folder / MANIFEST} lists {name!r}, which is no file of the bundle")
+            raise BundleError(
+                f"{folder / MANIFEST} lists {name!r}, which is not a file of the bundle"
+            )
         if not path.is_file():
-            raise BundleError(f"{folder} lacks {name}: the bundle is incomplete, export anew")
+            raise BundleError(f"{folder} lacks {name}: the bundle is incomplete, {REMEDY}")
         size = path.stat().st_size
         if size != entry["bytes"]:
             raise BundleError(
                 f"{path} has {size} bytes instead of {entry['bytes']}: the bundle is damaged, "
-                "export anew"
+                f"{REMEDY}"
             )
         if everything or not name.endswith(MAPPED):
             hashed[path] = entry["sha256"]
-    with ThreadPoolExecutor() as threads:  # hashing lets go of the interpreter
+    with ThreadPoolExecutor() as threads:  # hashing releases the interpreter lock
         found = threads.map(file_checksum, hashed)
         for (path, expected), checksum in zip(hashed.items(), found, strict=True):
             if checksum != expected:
                 raise BundleError(
-                    f"{path} was altered: its checksum does not match the manifest, export anew"
+                    f"{path} was altered: its checksum does not match the manifest, {REMEDY}"
                 )

@@ -1,4 +1,4 @@
-"""Bundles: one folder with all that answering needs, opened by memory map in milliseconds.
+"""`open_bundle`: a bundle folder as a recommender, memory-mapped in milliseconds.
 
 bundle = open_bundle("books.bundle")
 bundle.recommend([["0439023483", "0439023491"]], k=20)
@@ -18,15 +18,26 @@ from crossbatch.config import Recipe
 from crossbatch.data.dataset.features import encode_table
 from crossbatch.files import read_document
 from crossbatch.retrieval import ExactIndex, IVFIndex
-from crossbatch.serving.bundle import towers as stored_towers
 from crossbatch.serving.bundle.catalogue import StoredCatalogue
 from crossbatch.serving.bundle.feature_schema import (
-    described,
+    describe_features,
     read_schema,
     sample_tables,
     schema_encoders,
 )
-from crossbatch.serving.bundle.manifest import BundleError, read_manifest, verify_files
+from crossbatch.serving.bundle.manifest import (
+    REMEDY,
+    BundleError,
+    read_manifest,
+    verify_files,
+)
+from crossbatch.serving.bundle.towers import (
+    ID_TABLE,
+    ITEM_TOWER,
+    USER_TOWER,
+    load_user_tower,
+    map_tensors,
+)
 from crossbatch.serving.recommender import Recommender
 
 if TYPE_CHECKING:
@@ -37,7 +48,7 @@ if TYPE_CHECKING:
 CONFIG, METRICS, CARD = "config.json", "metrics.json", "README.md"
 ITEM_VECTORS, HISTORY_VECTORS, INDEX = "item_vectors.npy", "history_vectors.npy", "index.faiss"
 USERS, ITEMS = "features/users", "features/items"
-MOST_HISTORY = 1 << 16
+MAX_HISTORY = 1 << 16
 
 
 class Bundle(Recommender):
@@ -52,28 +63,30 @@ class Bundle(Recommender):
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
-        document = read_document(path / CONFIG, "export anew")
+        document = read_document(path / CONFIG, REMEDY)
         self.config: ModelConfig = Recipe.from_dict({"model": document["model"]}).model
         encoders = schema_encoders(path / USERS)
-        self.user_features = described(read_schema(path / USERS), encoders)
-        item_vectors = map_array(path / ITEM_VECTORS)
+        self.user_features = describe_features(read_schema(path / USERS), encoders)
+        item_vectors = _map_vectors(path / ITEM_VECTORS)
         history_vectors = self._history_vectors(item_vectors)
-        towers = stored_towers.user_side(
+        towers = load_user_tower(
             self.config,
             history_vectors.shape[1],
             sample_tables(self.user_features, rows=1),
-            stored_towers.map_tensors(path / stored_towers.USER_TOWER),
+            map_tensors(path / USER_TOWER),
         )
         super().__init__(
             StoredCatalogue(path),
             towers,
             item_vectors=item_vectors,
             history_vectors=history_vectors,
-            index=_index(path, item_vectors, manifest["index"]),
+            index=_open_index(path, item_vectors, manifest["index"]),
             history_length=document["history_length"],
             user_encoders=encoders,
         )
         self._check_sizes()
+        if not self._values_are_possible():
+            raise self._inconsistent()
 
     @property
     def name(self) -> str:
@@ -88,21 +101,34 @@ class Bundle(Recommender):
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """What training measured, as in a run's `result.json`."""
-        return read_document(self.path / METRICS, "export anew")
+        return read_document(self.path / METRICS, REMEDY)
 
     def item_state(self) -> dict[str, Tensor]:
         """Weights of the item tower, memory-mapped."""
-        return stored_towers.map_tensors(self.path / stored_towers.ITEM_TOWER)
+        return map_tensors(self.path / ITEM_TOWER)
+
+    def check_consistent(self) -> None:
+        """Read every array once and raise `BundleError` if one refers outside of another.
+
+        Checksums tell whether files changed since they were written; this also finds files that
+        were forged together with their checksums.
+        """
+        assert isinstance(self.catalogue, StoredCatalogue)
+        metrics = self.metrics.get("test", {})
+        if not self.catalogue.is_consistent or not isinstance(metrics, dict):
+            raise self._inconsistent()
+        for encoders in (schema_encoders(self.path / ITEMS), self.user_encoders):
+            blank = pl.DataFrame(schema=dict.fromkeys(encoders, pl.String)).clear(n=1)
+            encode_table(dict(encoders), blank)
 
     def _history_vectors(self, item_vectors: Tensor) -> Tensor:
         if self.config.history == "item_tower":
             return item_vectors
         if self.config.history == "content":
-            return map_array(self.path / HISTORY_VECTORS)
-        return self.item_state()[stored_towers.ID_TABLE][: self.manifest["items"]["trained"] + 1]
+            return _map_vectors(self.path / HISTORY_VECTORS)
+        return self.item_state()[ID_TABLE][: self.manifest["items"]["trained"] + 1]
 
     def _check_sizes(self) -> None:
-        """Refuse parts that were never one bundle."""
         expected = self.manifest["items"]["count"]
         sizes = {
             "item vectors": self.num_items,
@@ -114,16 +140,14 @@ class Bundle(Recommender):
         for part, size in sizes.items():
             if size != expected:
                 raise BundleError(f"{self.path} has {size} {part} for {expected} items")
-        if not self._facts_fit(self.manifest["items"]["trained"], expected):
-            raise BundleError(f"{self.path} contradicts itself: export anew")
 
-    def _facts_fit(self, trained: int, count: int) -> bool:
-        """Whether what documents say is of the kind that they would say."""
-        origin, index = self.manifest["origin"], self.manifest["index"]
+    def _values_are_possible(self) -> bool:
+        """Whether the documents hold values of the right kinds and ranges."""
+        origin, index, items = (self.manifest[name] for name in ("origin", "index", "items"))
         return (
-            0 < trained <= count
+            0 < items["trained"] <= items["count"]
             and type(self.history_length) is int
-            and 0 < self.history_length <= MOST_HISTORY
+            and 0 < self.history_length <= MAX_HISTORY
             and isinstance(self.manifest["name"], str)
             and isinstance(origin.get("changes", []), list)
             and isinstance(index["asked"], str)
@@ -132,28 +156,8 @@ class Bundle(Recommender):
             and set(self.config.user_features) <= set(self.user_features)
         )
 
-    def check_sound(self) -> None:
-        """Read every array once: after this no index of one points outside of another.
-
-        Checksums tell whether files changed since they were written; this tells whether whoever
-        wrote them meant well.
-        """
-        assert isinstance(self.catalogue, StoredCatalogue)
-        metrics = self.metrics.get("test", {})
-        if not self.catalogue.is_sound or not isinstance(metrics, dict):
-            raise BundleError(f"{self.path} contradicts itself: export anew")
-        for encoders in (schema_encoders(self.path / ITEMS), self.user_encoders):
-            blank = pl.DataFrame(schema=dict.fromkeys(encoders, pl.String)).clear(n=1)
-            encode_table(dict(encoders), blank)
-
-
-def _index(path: Path, vectors: Tensor, facts: dict[str, Any]) -> ExactIndex | IVFIndex:
-    if facts["name"] == "exact":
-        return ExactIndex(vectors)
-    try:
-        return IVFIndex.load(path / INDEX, vectors, probes=facts["probes"])
-    except ImportError as error:
-        raise BundleError(f"{path} has an approximate index: {error}") from None
+    def _inconsistent(self) -> BundleError:
+        return BundleError(f"{self.path} is inconsistent: {REMEDY}")
 
 
 def open_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
@@ -173,16 +177,24 @@ def open_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
         verify_files(folder, manifest, everything=verify)
         bundle = Bundle(folder, manifest)
         if verify:
-            bundle.check_sound()
+            bundle.check_consistent()
         return bundle
     except BundleError:
         raise
-    except Exception as error:  # whatever a foreign file provokes is its fault, not ours
-        raise BundleError(f"{folder} cannot be opened ({error}): export anew") from error
+    except Exception as error:  # forged files can provoke any exception
+        raise BundleError(f"{folder} cannot be opened ({error}): {REMEDY}") from error
 
 
-def map_array(path: Path) -> Tensor:
-    """Vectors as a tensor over their memory map."""
+def _open_index(path: Path, vectors: Tensor, facts: dict[str, Any]) -> ExactIndex | IVFIndex:
+    if facts["name"] == "exact":
+        return ExactIndex(vectors)
+    try:
+        return IVFIndex.load(path / INDEX, vectors, probes=facts["probes"])
+    except ImportError as error:
+        raise BundleError(f"{path} has an approximate index: {error}") from None
+
+
+def _map_vectors(path: Path) -> Tensor:
     # copy-on-write: torch wants memory that it could write to, the file must never change
     array = np.load(path, mmap_mode="c").view(np.ndarray)
     if array.dtype != np.float32 or array.ndim != 2:

@@ -1,4 +1,4 @@
-"""The two towers as a bundle stores them: weights in safetensors, shape in the recipe's words."""
+"""The two towers of a bundle: weights in safetensors files, shapes from the configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from crossbatch.config import ModelConfig, build
 from crossbatch.models import MODELS, ItemTower, TwoTower
 from crossbatch.models.build import tower_options
-from crossbatch.serving.bundle.manifest import BundleError
+from crossbatch.serving.bundle.manifest import REMEDY, BundleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ ID_TABLE = "table.weight"  # of the item tower
 
 
 def split_state(towers: TwoTower) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights of the item tower, and of all the rest: user tower, profile, fusion."""
+    """Weights of the item tower, and of all the rest: user tower, user features, fusion."""
     prefix = "item_tower."
     state = towers.state_dict()
     items = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
@@ -35,8 +35,8 @@ def split_state(towers: TwoTower) -> tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors; an empty file is allowed, for a tower may have no weights."""
-    from crossbatch.training import tensor_files  # a server loads towers and never saves them
+    """Write tensors; there may be none, for a tower may have no weights."""
+    from crossbatch.training import tensor_files  # not loaded by a server, which never saves
 
     tensor_files.save_tensors(path, tensors)
     path.chmod(0o644)  # the library makes files that only their owner may read
@@ -48,16 +48,16 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise BundleError(f"{path} cannot be read ({error}): export anew") from None
+        raise BundleError(f"{path} cannot be read ({error}): {REMEDY}") from None
 
 
-def user_side(
+def load_user_tower(
     config: ModelConfig,
     width: int,
     features: Mapping[str, FeatureTable],
     state: Mapping[str, Tensor],
 ) -> TwoTower:
-    """The user tower alone, for `TwoTower.interests`; it reads vectors of a width, not items."""
+    """The user tower alone, for `TwoTower.interests` over history vectors of this width."""
     options = tower_options(config.name, config.tower, config.dim, width)
 
     def towers() -> TwoTower:
@@ -69,16 +69,16 @@ def user_side(
             normalize=config.normalize,
         )
 
-    return _loaded(towers, state)
+    return _load(towers, state)
 
 
-def item_side(
+def load_item_tower(
     config: ModelConfig,
     num_items: int,
     features: Mapping[str, FeatureTable],
     state: Mapping[str, Tensor],
 ) -> TwoTower:
-    """The item tower over items of its own; `state` holds an id table of so many rows."""
+    """The item tower over other items; `state` holds an id table of `num_items` + 1 rows."""
 
     def towers() -> TwoTower:
         return TwoTower(
@@ -88,26 +88,26 @@ def item_side(
             normalize=config.normalize,
         )
 
-    return _loaded(towers, {f"item_tower.{name}": value for name, value in state.items()})
+    return _load(towers, {f"item_tower.{name}": value for name, value in state.items()})
 
 
 @dataclass(frozen=True, slots=True)
-class InHistories:
-    """Items as histories describe them, for whoever encodes a catalogue."""
+class HistoryEncoder:
+    """Encodes items as histories read them; `encode_items` takes it in place of towers."""
 
     towers: TwoTower
 
     def items(self, item_ids: Tensor) -> Tensor:
-        """What describes items `[N]`, `[N, w]`."""
+        """Vectors `[N, w]` of items `[N]`."""
         return self.towers.described(item_ids)
 
 
-def _loaded(make: Callable[[], TwoTower], state: Mapping[str, Tensor]) -> TwoTower:
-    """Towers with their weights; made without memory first, for a recipe may promise any size."""
+def _load(make: Callable[[], TwoTower], state: Mapping[str, Tensor]) -> TwoTower:
+    """Towers with their weights; shapes are compared first, before any memory is taken."""
     with torch.device("meta"):
-        promised = {name: value.shape for name, value in make().state_dict().items()}
-    if promised != {name: value.shape for name, value in state.items()}:
-        raise BundleError("the bundle's weights do not fit its recipe: export anew")
+        expected = {name: value.shape for name, value in make().state_dict().items()}
+    if expected != {name: value.shape for name, value in state.items()}:
+        raise BundleError(f"the bundle's weights do not fit its recipe: {REMEDY}")
     towers = make()
     towers.load_state_dict(dict(state))
     return towers.eval().requires_grad_(requires_grad=False)

@@ -1,4 +1,4 @@
-"""How any bundle comes into being: parts, index, graphs, proof, card, manifest, rename."""
+"""`write_bundle`: write a bundle's parts, build its index, check it, describe it, rename it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from crossbatch.retrieval import IVFIndex, choose_index
 from crossbatch.retrieval.choice import LIST, measure, tune
 from crossbatch.serving.bundle import graph as graphs
 from crossbatch.serving.bundle import parity
-from crossbatch.serving.bundle import towers as stored_towers
 from crossbatch.serving.bundle.catalogue import write_catalogue
 from crossbatch.serving.bundle.feature_schema import copy_schema
 from crossbatch.serving.bundle.manifest import MANIFEST, write_manifest
@@ -33,6 +32,7 @@ from crossbatch.serving.bundle.opening import (
     Bundle,
     open_bundle,
 )
+from crossbatch.serving.bundle.towers import ITEM_TOWER, USER_TOWER, save_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,50 +47,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """All that makes a bundle, but for what is derived from it.
-
-    Attributes:
-        name: What the bundle is called.
-        config: The model, with the names of its features written out.
-        history_length: Most recent items that describe a user.
-        metrics: What training measured.
-        keys: Of items 0 … N; row 0 is padding.
-        titles: Likewise; empty where there is none.
-        counts: Likewise, int64.
-        vectors: `[N + 1, d]`.
-        history_vectors: `[N + 1, w]` what describes items in a history, where that is neither
-            `vectors` nor their id vectors.
-        item_state: Weights of the item tower.
-        user_state: All other weights.
-        trained: Items 1 … this took part in training; those after it are known by content.
-        features: Folder with `items` and `users` schemas.
-        origin: Where the bundle comes from; JSON.
-    """
+    """What goes into a bundle, except what is derived from it; N items, row 0 is padding."""
 
     name: str
-    config: ModelConfig
+    config: ModelConfig  # with the names of its features written out
     history_length: int
-    metrics: dict[str, Any]
-    keys: Sequence[str]
-    titles: Sequence[str]
-    counts: np.ndarray
-    vectors: Tensor
-    history_vectors: Tensor | None
-    item_state: Mapping[str, Tensor]
-    user_state: Mapping[str, Tensor]
-    trained: int
-    features: Path
-    origin: dict[str, Any]
+    metrics: dict[str, Any]  # what training measured
+    keys: Sequence[str]  # [N + 1]
+    titles: Sequence[str]  # [N + 1], empty where there is none
+    counts: np.ndarray  # [N + 1] int64
+    vectors: Tensor  # [N + 1, d]
+    history_vectors: Tensor | None  # [N + 1, w], only where histories are read through content
+    item_state: Mapping[str, Tensor]  # weights of the item tower
+    user_state: Mapping[str, Tensor]  # all other weights
+    trained: int  # items 1 … this took part in training, later ones are encoded by content
+    features: Path  # folder with the schemas `items` and `users`
+    origin: dict[str, Any]  # where the bundle comes from; JSON
 
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """Which index a bundle shall have.
+    """Which index to build.
 
     Attributes:
         asked: One of `crossbatch.retrieval.choice.CHOICES`.
         recall: Share of the exact list of 50 that it must find.
-        cells: An index whose cells are kept as learned, if there is one.
+        cells: An index whose learned cells are kept, if there is one.
     """
 
     asked: str = "auto"
@@ -126,7 +108,7 @@ def write_bundle(
     overwrite: bool,
     progress: Progress,
 ) -> Bundle:
-    """Write a bundle that proves itself before it gets its name, and open it.
+    """Write a bundle, compare its answers with the expected ones, rename it to `out` and open it.
 
     Args:
         out: The folder to create.
@@ -144,8 +126,8 @@ def write_bundle(
         index, measured = plan.build(contents.vectors, probe.interests)
         if isinstance(index, IVFIndex):
             index.save(folder / INDEX)
-        asked = {"asked": plan.asked, "target": plan.recall}
-        facts = _facts(contents) | {"index": asdict(measured) | asked}
+        facts = _facts(contents)
+        facts["index"] = asdict(measured) | {"asked": plan.asked, "target": plan.recall}
         bundle = Bundle(folder, facts)
         progress("parity", 0, None)
         facts["interests"] = bundle.num_interests
@@ -160,8 +142,8 @@ def write_bundle(
 
 
 def _write_parts(folder: Path, contents: Contents) -> None:
-    stored_towers.save_tensors(folder / stored_towers.ITEM_TOWER, contents.item_state)
-    stored_towers.save_tensors(folder / stored_towers.USER_TOWER, contents.user_state)
+    save_tensors(folder / ITEM_TOWER, contents.item_state)
+    save_tensors(folder / USER_TOWER, contents.user_state)
     np.save(folder / ITEM_VECTORS, contents.vectors.numpy())
     if contents.history_vectors is not None:
         np.save(folder / HISTORY_VECTORS, contents.history_vectors.numpy())
@@ -176,7 +158,7 @@ def _write_parts(folder: Path, contents: Contents) -> None:
 def _write_graphs(
     folder: Path, bundle: Bundle, probe: parity.Probe, formats: Sequence[str]
 ) -> dict[str, float]:
-    """Write the graphs and return how far their answers are from the truth."""
+    """Write the graphs and return how far their answers are from the expected ones."""
     if not formats:
         return {}
     graph = graphs.UserGraph(bundle, bundle.user_features)
