@@ -130,10 +130,21 @@ faults: $(VENV)/.dev  ## kills, damaged and hostile files, a failing machine: no
 	$(BIN)/python tools/fault_table.py
 
 .PHONY: audit
-audit: $(VENV)/.dev  ## licences, bill of materials, known vulnerabilities; fails where it could not look
-	$(INSTALL) pip-audit packaging
-	@mkdir -p build
-	$(BIN)/python tools/audit.py --sbom build/sbom.cdx.json
+audit: $(VENV)-audit/.ready $(VENV)-audit-tools/.ready  ## licences, bill of materials, known vulnerabilities of all extras
+	$(VENV)-audit-tools/bin/python tools/audit.py $(VENV)-audit/bin/python --sbom build/sbom.cdx.json
+
+# crossbatch with every extra, to be audited; the tools must not be among its packages.
+EXTRAS = $(shell $(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"], sep=",")')
+$(VENV)-audit/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) torch hatchling editables
+	$(VENV)-audit/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) --no-build-isolation -e '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)-audit-tools/.ready: constraints.txt
+	$(PYTHON) -m venv $(VENV)-audit-tools
+	$(VENV)-audit-tools/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) cyclonedx-bom packaging pip-audit pip-licenses
+	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-spark $(VENV)-torch $(VENV)-torchrec $(VENV)-dist $(VENV)-oldest $(VENV)-bench-* demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-spark $(VENV)-torch $(VENV)-torchrec $(VENV)-audit $(VENV)-audit-tools $(VENV)-dist $(VENV)-oldest $(VENV)-bench-* demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -4,18 +4,15 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from crossbatch.cli.data import register
+from crossbatch.cli import app
 from crossbatch.data import open_dataset
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-app = typer.Typer(pretty_exceptions_enable=False)
-register(app)
 SMALL = ["--users", "200", "--items", "100", "--interactions", "2000"]
 
 

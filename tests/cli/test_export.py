@@ -35,7 +35,7 @@ def workplace(tmp_path_factory):
 def test_export_says_what_it_made_and_how_it_was_checked(crossbatch, workplace, tmp_path):
     done = crossbatch(f"export run --out {tmp_path}/b --name shop --no-graph", cwd=workplace)
     assert done.returncode == 0, done.stderr
-    for words in ("youtube_dnn, 150 items", "answers as before on", "index exact"):
+    for words in ("youtube_dnn, 150 items", "same answers as the run for", "index exact"):
         assert words in done.stdout
     assert not (tmp_path / "b" / "user_tower.pt2").exists()
     again = crossbatch(f"export run --out {tmp_path}/b --force --quiet", cwd=workplace)

@@ -4,22 +4,13 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from crossbatch.cli.report import register
+from crossbatch.cli import app
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.fixture
-def app() -> typer.Typer:
-    app = typer.Typer()
-    register(app)
-    app.command("other")(lambda: None)  # with one command alone typer would drop its name
-    return app
 
 
 @pytest.fixture
@@ -31,9 +22,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_writes_what_was_asked_for_and_says_where(
-    app: typer.Typer, run: Path, tmp_path: Path
-) -> None:
+def test_writes_what_was_asked_for_and_says_where(run: Path, tmp_path: Path) -> None:
     out, markdown = tmp_path / "r.html", tmp_path / "r.md"
     arguments = ["report", str(run), "--out", str(out), "--markdown", str(markdown)]
     done = CliRunner().invoke(app, arguments)
@@ -43,7 +32,7 @@ def test_writes_what_was_asked_for_and_says_where(
     assert markdown.read_text().startswith("# crossbatch report")
 
 
-def test_figures(app: typer.Typer, run: Path, tmp_path: Path) -> None:
+def test_figures(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     events = [{"event": "train", "step": step, "loss": 1.0 / step} for step in (1, 2)]
     (run / "journal.jsonl").write_text("\n".join(map(json.dumps, events)))
@@ -54,14 +43,14 @@ def test_figures(app: typer.Typer, run: Path, tmp_path: Path) -> None:
 
 
 def test_page_lies_here_by_default(
-    app: typer.Typer, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, ["report", "run"]).exit_code == 0
     assert (tmp_path / "report.html").is_file()
 
 
-def test_what_is_not_a_run_is_a_data_error(app: typer.Typer, tmp_path: Path) -> None:
+def test_what_is_not_a_run_is_a_data_error(tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(out)])
     assert isinstance(done.exception, DataError)

@@ -1,7 +1,7 @@
-"""The `crossbatch` command: the only place where names become objects.
+"""The `crossbatch` command.
 
-Each module of this package adds the commands of one part; heavy imports wait inside the
-functions, so that `crossbatch --help` answers at once.
+Each module holds the commands of one part. They import torch and other large packages inside their
+functions, so that `crossbatch --help` is fast.
 """
 
 from __future__ import annotations
@@ -9,23 +9,13 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from typing import Annotated, NoReturn
 
 import typer
 
-from crossbatch.cli import (
-    data,
-    doctor,
-    export,
-    items,
-    recommend,
-    report,
-    reproduce,
-    serve,
-    train,
-    tune,
-)
+from crossbatch.cli import bundles, data, doctor, recommend, report, reproduce, serve, train, tune
 from crossbatch.cli.terminal import FAILED, MISTAKE
 from crossbatch.errors import (
     ConfigError,
@@ -42,8 +32,24 @@ app = typer.Typer(
     help="Two-tower recommenders with cross-batch negatives: from a log file to recommendations.",
 )
 
-for part in (data, train, tune, export, items, recommend, serve, reproduce, report, doctor):
-    part.register(app)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "prepare": data.prepare,
+    "synth": data.synth,
+    "train": train.train,
+    "evaluate": train.evaluate,
+    "tune": tune.tune,
+    "export": bundles.export,
+    "vectors": bundles.vectors,
+    "recommend": recommend.recommend,
+    "serve": serve.serve,
+    "reproduce": reproduce.reproduce,
+    "report": report.report,
+    "doctor": doctor.doctor,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+app.add_typer(data.app, name="data")
+app.add_typer(bundles.items_app, name="items")
 
 
 def _print_version(asked: bool) -> None:
@@ -56,24 +62,26 @@ def _print_version(asked: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Say it and stop."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
-    """Options of the command itself."""
+    """Define the options of the command itself."""
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one sentence and exit code 2."""
+    """Run the command line; a user's mistake prints one sentence and ends with exit code 2."""
     try:
         _run()
     except SystemExit as end:
-        if "RANK" in os.environ and "torch" in sys.modules:  # one of those that torchrun started
+        if "RANK" in os.environ and "torch" in sys.modules:  # started by torchrun
             _leave(end.code if isinstance(end.code, int) else int(end.code is not None))
         raise
 
 
 def _leave(code: int) -> NoReturn:
-    """End at once: a process group's threads may abort a process that ends in order (code −6)."""
+    """End at once: threads of a process group may abort an orderly exit (code −6)."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -91,16 +99,16 @@ def _run() -> None:
     except RankLostError as error:
         sys.stderr.write(f"crossbatch: {error}\n" if str(error) else "")
         sys.exit(FAILED)
-    except OSError as error:  # a full disk, a folder without permission: what was whole stays whole
+    except OSError as error:  # a full disk, a folder without permission
         where = f": {error.filename}" if error.filename else ""
-        reason = error.strerror or f"{error} (is the disk full?)"  # NumPy does not say
+        reason = error.strerror or f"{error} (is the disk full?)"  # NumPy hides the reason
         sys.stderr.write(f"crossbatch: {reason}{where}\n")
         sys.exit(MISTAKE)
     except (ImportError, MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
         sys.stderr.write(
-            "crossbatch: there is not enough memory; what was whole stays whole: free some, or "
+            "crossbatch: there is not enough memory; files on disk are intact: free some, or "
             "lower train.batch_size, model.dim or sampler.capacity\n"
         )
         sys.exit(MISTAKE)

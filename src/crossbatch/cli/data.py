@@ -1,4 +1,4 @@
-"""`crossbatch prepare`, `crossbatch synth` and `crossbatch data describe`."""
+"""Commands that create and describe datasets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 BAR = 40
 
-app = typer.Typer(no_args_is_help=True, help="Look into datasets.")
-
-
-def register(parent: typer.Typer) -> None:
-    """Add the commands of this part."""
-    parent.command("prepare")(prepare)
-    parent.command("synth")(synth)
-    parent.add_typer(app, name="data")
+app = typer.Typer(no_args_is_help=True, help="Inspect datasets.")
 
 
 def prepare(
@@ -35,7 +28,7 @@ def prepare(
     format_name: Annotated[
         str | None,
         typer.Option(
-            "--format", help="table, amazon, movielens, comirec or recbole; else detected."
+            "--format", help="table, amazon, movielens, comirec or recbole; default: detected."
         ),
     ] = None,
     user: Annotated[str | None, typer.Option(help="Column of user ids.")] = None,
@@ -70,12 +63,12 @@ def prepare(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Default 1230, as ComiRec.")] = None,
     engine: Annotated[
-        str, typer.Option(help="polars, or spark for a log on a cluster: the same dataset.")
+        str, typer.Option(help="polars, or spark for a log on a cluster; same result.")
     ] = "polars",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Prepare a raw log: read, filter, split, encode; a memory-mapped dataset folder.
+    """Turn a raw log into a dataset folder: read, filter, split and encode it.
 
     Example: crossbatch prepare clicks.parquet --user user_id --item sku --time ts
     --items products.parquet --out shop
@@ -127,15 +120,15 @@ def synth(
         Path | None, typer.Option("--out", "-o", help="Dataset folder to create.")
     ] = None,
     raw: Annotated[Path | None, typer.Option(help="Write the raw log as Parquet instead.")] = None,
-    users: Annotated[int, typer.Option(help="How many.")] = 6_000,
-    items: Annotated[int, typer.Option(help="How many.")] = 3_000,
-    interactions: Annotated[int, typer.Option(help="How many.")] = 120_000,
-    seed: Annotated[int, typer.Option(help="Same seed, same bytes.")] = 0,
+    users: Annotated[int, typer.Option(help="Number of users.")] = 6_000,
+    items: Annotated[int, typer.Option(help="Number of items.")] = 3_000,
+    interactions: Annotated[int, typer.Option(help="Number of interactions.")] = 120_000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
     cold: Annotated[float, typer.Option(help="Share of items withheld from training.")] = 0.05,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Generate a dataset with known structure: drifting interests, telling titles, cold items.
+    """Generate a dataset with known structure: drifting interests, descriptive titles, cold items.
 
     Example: crossbatch synth --out toy --users 2000 --items 1000 --interactions 40000
     """
@@ -163,11 +156,11 @@ def synth(
 @app.command("describe")
 def describe_command(
     dataset: Annotated[Path, typer.Argument(help="Dataset folder.")],
-    picture: Annotated[Path | None, typer.Option(help="Also draw it: .png, .svg or .pdf.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also plot it: .png, .svg or .pdf.")] = None,
     as_json: AsJson = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check every file's checksum.")] = False,
 ) -> None:
-    """Tell what is in a dataset, as a table and, if asked, as a picture.
+    """Describe a dataset as a table and, with --picture, as a plot.
 
     Example: crossbatch data describe shop --picture shop.png
     """

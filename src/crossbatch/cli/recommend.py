@@ -1,4 +1,4 @@
-"""`crossbatch recommend`: for one history, for a test user of a run, for a file of users."""
+"""`crossbatch recommend`: items for one history, a test user of a run, or a file of users."""
 
 from __future__ import annotations
 
@@ -16,26 +16,23 @@ if TYPE_CHECKING:
 LEAST_HISTORY = 10  # rows of a long history that are shown beside a short list
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this part."""
-    app.command("recommend")(recommend)
-
-
 def recommend(
     source: Annotated[Path, typer.Argument(help="Bundle, or run folder of a training.")],
     history: Annotated[
         str | None, typer.Option(help="Item ids of the source, oldest first, comma-separated.")
     ] = None,
     user: Annotated[
-        int | None, typer.Option(help="Of a run: the n-th test user, with what they did next.")
+        int | None, typer.Option(help="Of a run: the n-th test user, with their later choices.")
     ] = None,
     users: Annotated[
         Path | None, typer.Option(help="File of users: Parquet, CSV, JSON lines; needs --out.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File of the lists.")] = None,
-    k: Annotated[int, typer.Option("-k", help="How many items.")] = 20,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write the lists to.")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", help="Number of items.")] = 20,
     user_features: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE,...", help="What is known of the user.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE,...", help="Features of the user.")
     ] = None,
     exclude_seen: Annotated[bool, typer.Option(help="Leave out items of the history.")] = True,
     data: MovedData = None,
@@ -97,7 +94,7 @@ def _one(
 def _test_user(
     source: Path, data: Path | None, number: int, k: int, *, exclude_seen: bool
 ) -> tuple[list[str], list[int], list[ScoredItem]]:
-    """History, later choices and list of a test user of a run's dataset."""
+    """Return history, later choices and recommendations of a test user of a run."""
     from crossbatch.serving.bundle.manifest import MANIFEST
     from crossbatch.serving.from_run import held_out_user, run_recommender
     from crossbatch.training.run_folder import open_run
@@ -200,5 +197,5 @@ def _print_table(history: list[str], targets: list[int], items: list[ScoredItem]
             cells += [str(item.interest + 1)] if several else []
         table.add_row(*cells)
     if targets:
-        table.caption = "✓ the user really chose it next"
+        table.caption = "✓ chosen by the user later"
     Console().print(table)

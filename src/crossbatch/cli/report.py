@@ -8,11 +8,6 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("report")(report)
-
-
 def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN…", help="Run folders; unfinished ones too.")

@@ -22,23 +22,20 @@ if TYPE_CHECKING:
     from crossbatch.reproduce.folder import GridFolder
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("reproduce")(reproduce)
-
-
 def reproduce(
     experiment: Annotated[
         str, typer.Argument(help="table1, table2, drift, curves, lemma, bar, search or all.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the grid; the same one goes on.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder of the grid; an existing one is continued.")
+    ],
     data: Annotated[
         Path | None,
         typer.Option("--data", help="Dataset folder. Without it nothing is trained."),
     ] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(help="What all runs share; model, sampler and seed are the grid's."),
+        typer.Option(help="Recipe of all runs; model, sampler and seed come from the grid."),
     ] = None,
     set_: Overrides = None,
     settings: Annotated[
@@ -61,7 +58,7 @@ def reproduce(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 1,
     paper: Annotated[
         bool | None,
-        typer.Option("--paper/--no-paper", help="The paper's numbers beside; default: by data."),
+        typer.Option("--paper/--no-paper", help="Show the paper's numbers; default: by dataset."),
     ] = None,
     keep: Annotated[
         Path | None,
@@ -70,9 +67,9 @@ def reproduce(
     plan: Annotated[bool, typer.Option("--plan", help="List the runs and stop.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train what is missing and write a table or a figure of the paper, ours beside theirs.
+    """Train missing runs and write a table or figure beside the paper's numbers.
 
-    Finished runs are never trained again and killed ones resume: repeat the command to go on.
+    Finished runs are not trained again and killed ones resume: repeat the command to continue.
 
     Example: crossbatch reproduce table1 --data books --out paper --jobs 2
     """
@@ -106,13 +103,13 @@ def reproduce(
 
 
 def _open(path: Path) -> Dataset:
-    from crossbatch.data import open_dataset  # waits here: tables from records need no dataset
+    from crossbatch.data import open_dataset  # tables from records need no dataset
 
     return open_dataset(path)
 
 
 def _base_recipe(path: Path | None, overrides: Sequence[str]) -> Recipe:
-    """The shared recipe; without a file the paper's: ids alone, and `Recipe`'s own defaults."""
+    """Return the shared recipe; without a file the paper's: ids alone, `Recipe`'s defaults."""
     from crossbatch.config import Recipe
 
     if path is not None:
@@ -158,7 +155,7 @@ def _design(
 
 
 def _train(request: Request, dataset: Dataset, jobs: int, quiet: bool) -> bool:
-    """Train what is missing; whether some of it failed."""
+    """Train missing runs and return whether some failed."""
     from crossbatch.reproduce import experiments
     from crossbatch.reproduce.watch import SilentWatcher, TerminalWatcher
 
@@ -168,7 +165,7 @@ def _train(request: Request, dataset: Dataset, jobs: int, quiet: bool) -> bool:
     if outcome.interrupted:
         sys.stderr.write(
             f"crossbatch: stopped with {len(outcome.finished)} of {len(request.cells)} runs "
-            "finished and the others saved; the same command goes on\n"
+            "finished and the others saved; the same command continues\n"
         )
         raise typer.Exit(INTERRUPTED)
     for folder, message in outcome.failed.items():

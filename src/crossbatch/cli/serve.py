@@ -1,4 +1,4 @@
-"""`crossbatch serve BUNDLE`: recommendations over HTTP, and a page to look at them."""
+"""`crossbatch serve BUNDLE`: recommendations over HTTP, and a web page."""
 
 from __future__ import annotations
 
@@ -14,36 +14,29 @@ from crossbatch.errors import ConfigError
 TOKEN_VARIABLE = "CROSSBATCH_TOKEN"  # noqa: S105 - the variable's name, not a token
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("serve")(serve)
-
-
 def serve(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder, or a symbolic link to one.")],
     compare: Annotated[
         Path | None,
         typer.Option(metavar="BUNDLE", help="A second bundle; the page shows both side by side."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address; another than loopback needs a token.")] = (
+    host: Annotated[str, typer.Option(help="Address; all but loopback need a token.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free one.")] = 8000,
     token_file: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help=f"File with the token that requests must bear; else ${TOKEN_VARIABLE}, if set.",
+            help=f"File with the token that requests must send; default: ${TOKEN_VARIABLE}.",
         ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Take up a new bundle at the same path by itself.")
+        bool, typer.Option("--watch", help="Reload when the bundle at this path changes.")
     ] = False,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds after which an answer comes too late.")
-    ] = 10.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds before a request fails.")] = 10.0,
     max_queue: Annotated[
-        int, typer.Option(min=1, help="Requests that may wait; further ones get status 503.")
+        int, typer.Option(min=1, help="Requests that may wait; more get status 503.")
     ] = 512,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")
@@ -51,12 +44,12 @@ def serve(
 ) -> None:
     """Serve recommendations over HTTP, and a page that shows them.
 
-    Open the address that it prints in a browser. SIGHUP takes up a new bundle at the same path
-    without losing a request; SIGTERM or Ctrl-C answers what is under way and stops.
+    Open the printed address in a browser. SIGHUP loads a new bundle from the same path without
+    losing a request; SIGTERM or Ctrl-C answers open requests and stops.
 
     Example: crossbatch serve first.bundle --port 8000 --watch
     """
-    gc.disable()  # a fifth of the start-up; on again before the first request
+    gc.disable()  # saves a fifth of the start-up; enabled again before the first request
     # One core answers HTTP, the others search; to be set before the libraries are loaded.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) - 1)))
     try:

@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this part."""
-    app.command("train")(train)
-    app.command("evaluate")(evaluate)
-
-
 def train(
     recipe: Annotated[Path, typer.Argument(help="Recipe, such as recipes/demo.toml.")],
     data: Data,
@@ -32,13 +26,13 @@ def train(
         list[str] | None, typer.Option("--track", help="Also log to tensorboard or mlflow.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds that a process of several waits for the others.")
+        float, typer.Option(help="With several processes: seconds to wait for the others.")
     ] = 600.0,
     quiet: Quiet = False,
 ) -> None:
     """Train a two-tower model, stop when validation stops improving, and test it.
 
-    On several processes or machines, which share the recipe's batch: torchrun --nproc-per-node 2
+    With several processes or machines, which share the recipe's batch: torchrun --nproc-per-node 2
     -m crossbatch train ...
 
     Example: crossbatch train recipes/demo.toml --data demo/dataset --out runs/first
@@ -83,13 +77,13 @@ def evaluate(
     split: Annotated[str, typer.Option(help="valid or test.")] = "test",
     data: MovedData = None,
     exclude_history: Annotated[
-        bool, typer.Option(help="Never recommend what the history shows.")
+        bool, typer.Option(help="Do not recommend items of the history.")
     ] = False,
     baselines: Annotated[bool, typer.Option(help="Also evaluate popularity and item-kNN.")] = True,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Rank the whole catalogue for every user of a split; simple baselines beside the models.
+    """Rank the whole catalogue for every user of a split, and compare with simple baselines.
 
     Example: crossbatch evaluate runs/first --split test
     """

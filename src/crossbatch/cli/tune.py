@@ -18,28 +18,21 @@ if TYPE_CHECKING:
     import optuna
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("tune")(tune)
-
-
 def tune(
     recipe: Annotated[Path, typer.Argument(help="Recipe to start from; it is the first trial.")],
     data: Data,
-    out: Annotated[Path, typer.Option("--out", help="Study folder; the same one goes on.")],
-    trials: Annotated[
-        int, typer.Option(min=1, help="How many in all, earlier ones included.")
-    ] = 20,
+    out: Annotated[Path, typer.Option("--out", help="Study folder; an existing one is continued.")],
+    trials: Annotated[int, typer.Option(min=1, help="Total number, earlier ones included.")] = 20,
     space: Annotated[
         Path | None,
-        typer.Option(help="TOML of ranges and choices; else learning rate, dropout, bank, …"),
+        typer.Option(help="TOML of ranges and choices; default: learning rate, dropout, bank, …"),
     ] = None,
     set_: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
-    """Search for settings: train trials, give up hopeless ones, write the best as a recipe.
+    """Search for settings: train trials, prune bad ones early, write the best as a recipe.
 
-    Test users are never looked at. Ctrl-C or a crash loses nothing: the same command goes on.
+    Test users are never evaluated. After Ctrl-C or a crash the same command continues.
 
     Example: crossbatch tune recipes/demo.toml --data demo/dataset --out study --trials 30
     """
@@ -63,10 +56,10 @@ def tune(
             trials=trials,
             space=searched,
             progress=Silent if quiet else partial(Terminal, loaded.train.metric),
-            on_trial=_silent if quiet else _teller(loaded.train.metric),
+            on_trial=(lambda *_: None) if quiet else _printer(loaded.train.metric),
         )
     except Interrupted:
-        sys.stderr.write("crossbatch: stopped and saved; the same command goes on\n")
+        sys.stderr.write("crossbatch: stopped and saved; the same command continues\n")
         raise typer.Exit(INTERRUPTED) from None
     if not (out / "best.toml").is_file():
         sys.stderr.write(f"crossbatch: no trial finished; {out / 'trials.md'} lists them\n")
@@ -75,12 +68,8 @@ def tune(
         typer.echo(f"{out / 'trials.md'}\n{out / 'best.toml'}")
 
 
-def _silent(*_: object) -> None:
-    """Tell nothing."""
-
-
-def _teller(metric: str) -> Callable[[optuna.Study, optuna.trial.FrozenTrial], None]:
-    def tell(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+def _printer(metric: str) -> Callable[[optuna.Study, optuna.trial.FrozenTrial], None]:
+    def print_trial(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         finished = [t.values[0] for t in study.trials if t.state.name == "COMPLETE" and t.values]
         value = f"{100 * trial.values[0]:.2f} %" if trial.values else "-"
         best = f" (best {100 * max(finished):.2f} %)" if finished else ""
@@ -88,4 +77,4 @@ def _teller(metric: str) -> Callable[[optuna.Study, optuna.trial.FrozenTrial], N
         word = trial.state.name.lower()
         typer.echo(f"trial {trial.number} {word}: {metric} {value}{best}  {settings}")
 
-    return tell
+    return print_trial

@@ -54,11 +54,6 @@ CHECKS: Mapping[str, tuple[Check, ...]] = {
 MARKS = {"ok": "[green]✓[/]", "note": "[yellow]•[/]", "problem": "[bold red]✗[/]"}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("doctor")(doctor)
-
-
 def doctor(
     data: Annotated[Path | None, typer.Option(help="Also check this dataset folder.")] = None,
     run: Annotated[Path | None, typer.Option(help="Also check this run folder.")] = None,

@@ -1,17 +1,9 @@
-"""`Finding`: the result of one check, how serious it is, and what to do about it."""
+"""`Finding`: the result of one check of `crossbatch doctor`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-
-
-class Level(StrEnum):
-    """How serious a finding is."""
-
-    OK = "ok"
-    NOTE = "note"  # works, but worth knowing
-    PROBLEM = "problem"
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,28 +12,28 @@ class Finding:
 
     Attributes:
         check: What was checked, in a word or two.
-        level: How serious it is.
+        level: "note" works but is worth knowing.
         message: What was found.
         remedy: What to do; every problem has one.
     """
 
     check: str
-    level: Level
+    level: Literal["ok", "note", "problem"]
     message: str
     remedy: str = ""
 
 
 def ok(check: str, message: str) -> Finding:
     """Return a finding without fault."""
-    return Finding(check, Level.OK, message)
+    return Finding(check, "ok", message)
 
 
 def note(check: str, message: str, remedy: str = "") -> Finding:
     """Return a finding that limits some use."""
-    return Finding(check, Level.NOTE, message, remedy)
+    return Finding(check, "note", message, remedy)
 
 
 def problem(check: str, message: str, remedy: str) -> Finding:
     """Return a finding that something is broken."""
     assert remedy, "a problem needs a remedy"
-    return Finding(check, Level.PROBLEM, message, remedy)
+    return Finding(check, "problem", message, remedy)

@@ -1,4 +1,4 @@
-"""`crossbatch items add`, `crossbatch items remove` and `crossbatch vectors`."""
+"""Commands that create and change bundles, and export item vectors."""
 
 from __future__ import annotations
 
@@ -7,25 +7,67 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crossbatch.cli.export import summary
-from crossbatch.cli.terminal import BundleOut, Overwrite, Quiet, progress_bars
+from crossbatch.cli.terminal import BundleOut, MovedData, Overwrite, Quiet, progress_bars
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from crossbatch.serving import Bundle
+
 Source = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder.")]
 
-app = typer.Typer(no_args_is_help=True, help="Change the items of a bundle, without training.")
+items_app = typer.Typer(no_args_is_help=True, help="Change the items of a bundle without training.")
 
 
-def register(parent: typer.Typer) -> None:
-    """Add the commands of this part."""
-    parent.add_typer(app, name="items")
-    parent.command("vectors")(vectors)
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder of a training.")],
+    out: BundleOut,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the bundle; default: the run's.")
+    ] = None,
+    index: Annotated[
+        str, typer.Option(help="auto, exact or ivf; auto measures which is faster.")
+    ] = "auto",
+    recall: Annotated[
+        float, typer.Option(help="Share of the exact list that an approximate index must find.")
+    ] = 0.99,
+    graph: Annotated[
+        bool, typer.Option(help="Also write the user tower as a torch.export graph.")
+    ] = True,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Also write it as ONNX (extra onnx).")
+    ] = False,
+    data: MovedData = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Export a run as a bundle: one folder that recommends without the run, checked against it.
+
+    Example: crossbatch export runs/first --out first.bundle
+    """
+    from crossbatch.serving import export_bundle
+    from crossbatch.training.distributed.start import first_here
+
+    quiet = quiet or not first_here()
+    formats = [name for name, wanted in (("pt2", graph), ("onnx", onnx)) if wanted]
+    with progress_bars(quiet=quiet) as progress:
+        bundle = export_bundle(
+            run,
+            out,
+            name=name,
+            data=data,
+            index=index,
+            recall=recall,
+            graph_formats=formats,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    if not quiet:
+        _summary(bundle)
 
 
-@app.command("add")
+@items_app.command("add")
 def add(
     bundle: Source,
     items: Annotated[Path, typer.Argument(help="New items: Parquet, CSV or JSON lines.")],
@@ -35,7 +77,7 @@ def add(
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make a bundle that also has new items, encoded from their content alone.
+    """Add items to a bundle, encoded from their content alone.
 
     Example: crossbatch items add first.bundle new_items.parquet --out second.bundle
     """
@@ -50,20 +92,20 @@ def add(
         )
     if not quiet:
         typer.echo(f"{len(table):,} items added")
-        summary(changed)
+        _summary(changed)
 
 
-@app.command("remove")
+@items_app.command("remove")
 def remove(
     bundle: Source,
     out: BundleOut,
     items: Annotated[str | None, typer.Option(help="Item ids, comma-separated.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Or a file with them, by --key.")] = None,
+    file: Annotated[Path | None, typer.Option(help="File of item ids, in column --key.")] = None,
     key: Annotated[str, typer.Option(help="Column of item ids in --file.")] = "item",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make a bundle without some items: never recommended, and unknown in histories.
+    """Remove items from a bundle: not recommended, and unknown in histories.
 
     Example: crossbatch items remove first.bundle --items i17,i4 --out second.bundle
     """
@@ -85,7 +127,7 @@ def remove(
         changed = remove_items(opened, keys, out, overwrite=overwrite, progress=progress)
     if not quiet:
         typer.echo(f"{opened.num_items - changed.num_items:,} items removed")
-        summary(changed)
+        _summary(changed)
 
 
 def vectors(
@@ -95,9 +137,9 @@ def vectors(
     ] = None,
     postgres: Annotated[
         str | None,
-        typer.Option(help="Or a PostgreSQL address; keep the password in PGPASSWORD."),
+        typer.Option(help="PostgreSQL address instead; keep the password in PGPASSWORD."),
     ] = None,
-    table: Annotated[str, typer.Option(help="With --postgres: the table.")] = "crossbatch_items",
+    table: Annotated[str, typer.Option(help="With --postgres: table name.")] = "crossbatch_items",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -125,8 +167,32 @@ def vectors(
         typer.echo(f"{written:,} vectors of {recommender.dim} numbers written to {out or table}")
 
 
+def _summary(bundle: Bundle) -> None:
+    """Print what a bundle holds."""
+    index, parity = bundle.manifest["index"], bundle.manifest["parity"]
+    size = sum(entry["bytes"] for entry in bundle.manifest["files"].values())
+    typer.echo(
+        f"{bundle.path}: {bundle.config.name}, {bundle.num_items:,} items, "
+        f"version {bundle.version}, {size / 1e6:,.1f} MB"
+    )
+    worst = max(value for part, value in parity.items() if part not in ("users", "tolerance"))
+    typer.echo(
+        f"same answers as the run for {parity['users']} users: largest relative difference "
+        f"{worst:.1e}"
+    )
+    against = (
+        ""
+        if index["name"] == "exact"
+        else (
+            f" (exact search {index['exact_milliseconds']:.2f} ms), recall@{index['k']} "
+            f"{index['recall']:.4f}"
+        )
+    )
+    typer.echo(f"index {index['name']}: {index['milliseconds']:.2f} ms a user{against}")
+
+
 def _table(path: Path) -> pl.DataFrame:
-    """Read a whole table; the columns of a CSV stay strings."""
+    """Read a table; the columns of a CSV stay strings."""
     import polars as pl
 
     readers = {
