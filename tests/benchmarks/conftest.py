@@ -3,5 +3,7 @@
 import sys
 from pathlib import Path
 
+from ..reproduce.conftest import make_grid_run  # noqa: F401 (a fixture)
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

@@ -14,7 +14,7 @@ from crossbatch.config import Recipe
 from crossbatch.data import Dataset, PrepareOptions, open_dataset, prepare
 from crossbatch.data.synthetic import SynthOptions, synthetic_source
 
-MakeCell = Callable[..., Path]
+MakeGridRun = Callable[..., Path]
 METRICS = ("recall@20", "recall@50", "ndcg@20", "ndcg@50", "ndcg_comirec@20", "ndcg_comirec@50")
 
 
@@ -67,7 +67,7 @@ def events(recalls: tuple[float, ...]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def make_cell(tmp_path: Path) -> MakeCell:
+def make_grid_run(tmp_path: Path) -> MakeGridRun:
     """Write a finished run of a grid in `tmp_path/grid`; per-user values decide its metrics."""
 
     def make(

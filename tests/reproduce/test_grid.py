@@ -14,9 +14,8 @@ import pytest
 
 from crossbatch.errors import ConfigError
 from crossbatch.reproduce.design import Design
-from crossbatch.reproduce.forecast import Forecast, in_words
-from crossbatch.reproduce.grid import check_cells, run_grid
-from crossbatch.reproduce.watch import SilentWatcher
+from crossbatch.reproduce.grid import check_runs, run_grid
+from crossbatch.reproduce.progress import duration_text, minutes_left
 from crossbatch.training import fit
 from crossbatch.training.run_folder import in_use
 
@@ -36,7 +35,7 @@ def result(path):
     return {key: value for key, value in content.items() if key not in TIMES}
 
 
-def wait_until(true, timeout=180):
+def wait_until(true, timeout=600):
     deadline = time.monotonic() + timeout
     while not true():
         assert time.monotonic() < deadline, "nothing happened"
@@ -44,17 +43,16 @@ def wait_until(true, timeout=180):
 
 
 COMMAND = """
+import json
 import sys
 from pathlib import Path
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
-from crossbatch.reproduce.design import Cell
+from crossbatch.reproduce.design import PlannedRun
 from crossbatch.reproduce.grid import run_grid
-from crossbatch.reproduce.watch import SilentWatcher
-import json
 data, out, jobs = sys.argv[1:4]
-cells = [Cell(folder, Recipe.from_dict(recipe)) for folder, recipe in json.loads(sys.argv[4])]
-outcome = run_grid(cells, open_dataset(data), Path(out), jobs=int(jobs), watcher=SilentWatcher())
+runs = [PlannedRun(folder, Recipe.from_dict(recipe)) for folder, recipe in json.loads(sys.argv[4])]
+outcome = run_grid(runs, open_dataset(data), Path(out), jobs=int(jobs))
 sys.exit(130 if outcome.interrupted else 0)
 """
 
@@ -77,7 +75,7 @@ def test_sigkill_then_the_same_grid_gives_what_an_undisturbed_one_gives(dataset,
     # Workers notice that their grid is gone, save and end: nobody trains on unseen.
     wait_until(lambda: not any(in_use(run) for run in runs))
     assert not any((run / "result.json").exists() for run in runs)
-    again = run_grid(cells, dataset, out, jobs=2, watcher=SilentWatcher())
+    again = run_grid(cells, dataset, out, jobs=2)
     assert again.finished == cells
     for cell, run in zip(cells, runs, strict=True):
         fit(dataset, cell.recipe, tmp_path / "whole" / cell.folder)
@@ -93,7 +91,7 @@ def test_a_polite_stop_saves_every_run(dataset, tmp_path, number):
     wait_until(lambda: (run / "journal.jsonl").is_file())
     wait_until(lambda: b'"train"' in (run / "journal.jsonl").read_bytes())
     grid.send_signal(number)
-    assert grid.wait(timeout=120) == 130
+    assert grid.wait(timeout=600) == 130
     assert not in_use(run)
     assert any((run / "checkpoints").glob("step-*"))
 
@@ -102,7 +100,7 @@ def test_a_polite_stop_saves_every_run(dataset, tmp_path, number):
 def test_two_grids_on_one_folder_share_the_work(dataset, tmp_path):
     cells = grid_of(BASE, "in_batch", "uniform", "mixed")
     grids = [start(cells, dataset, tmp_path, jobs=1) for _ in range(2)]
-    assert [grid.wait(timeout=300) for grid in grids] == [0, 0]
+    assert [grid.wait(timeout=900) for grid in grids] == [0, 0]
     for cell in cells:
         journal = (tmp_path / cell.folder / "journal.jsonl").read_text()
         assert journal.count('"event": "start"') == 1
@@ -113,15 +111,15 @@ def test_two_grids_on_one_folder_share_the_work(dataset, tmp_path):
 def test_one_failure_stops_nobody_else_and_finished_runs_are_left_alone(dataset, tmp_path):
     good, bad = grid_of(BASE, "in_batch", "cross_batch")
     bad = replace(bad, recipe=bad.recipe.changed(["sampler.capacity=-1"]))
-    outcome = run_grid([bad, good], dataset, tmp_path, jobs=2, watcher=SilentWatcher())
+    outcome = run_grid([bad, good], dataset, tmp_path, jobs=2)
     assert outcome.finished == [good]
     assert "capacity must be" in outcome.failed[bad.folder]
     assert "Traceback" not in outcome.failed[bad.folder]
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / good.folder).rglob("*") if p.is_file()}
-    again = run_grid([good], dataset, tmp_path, jobs=1, watcher=SilentWatcher())
+    again = run_grid([good], dataset, tmp_path, jobs=1)
     assert again.finished == [good]
     assert {p: p.stat().st_mtime_ns for p in before} == before
-    assert Forecast.of([good], tmp_path).minutes([good, bad]) == pytest.approx(
+    assert minutes_left([good], [good, bad], tmp_path) == pytest.approx(
         2 * json.loads((tmp_path / good.folder / "result.json").read_text())["convergence_minutes"]
     )
 
@@ -132,35 +130,34 @@ def test_a_run_of_another_recipe_is_refused_by_name(dataset, tmp_path):
     folder.mkdir(parents=True)
     config = cell.recipe.to_dict() | {"dataset": {"checksum": dataset.manifest["checksum"]}}
     (folder / "config.json").write_text(json.dumps(config))
-    check_cells([cell], dataset, tmp_path)
+    check_runs([cell], dataset, tmp_path)
     other = replace(cell, recipe=cell.recipe.changed(["train.lr=0.5"]))
     with pytest.raises(ConfigError, match=r"in_batch-s0 was trained with train.lr = 0.01, not 0.5"):
-        check_cells([other], dataset, tmp_path)
+        check_runs([other], dataset, tmp_path)
     config["dataset"] = {"checksum": "another"}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="checksum"):
-        check_cells([cell], dataset, tmp_path)
+        check_runs([cell], dataset, tmp_path)
 
 
-def test_a_forecast_needs_a_finished_run(tmp_path):
-    cells = grid_of(BASE, "in_batch", "cross_batch", "uniform")
-    assert Forecast.of(cells, tmp_path).minutes(cells) is None
-    for cell, minutes in zip(cells, (2.0, 6.0), strict=False):
-        (tmp_path / cell.folder).mkdir(parents=True)
+def test_the_time_left_is_that_of_the_most_similar_finished_runs(tmp_path):
+    runs = grid_of(BASE, "in_batch", "cross_batch", "uniform")
+    assert minutes_left(runs, runs, tmp_path) is None
+    for run, minutes in zip(runs, (2.0, 6.0), strict=False):
+        (tmp_path / run.folder).mkdir(parents=True)
         text = json.dumps({"convergence_minutes": minutes})
-        (tmp_path / cell.folder / "result.json").write_text(text)
-    forecast = Forecast.of(cells, tmp_path)
-    assert forecast.minutes([cells[0]]) == 2.0
-    assert forecast.minutes([cells[2]]) == 4.0  # no uniform run yet: the model's mean
-    other = replace(cells[0], recipe=cells[0].recipe.changed(["model.name=mind"]))
-    assert forecast.minutes([other, other]) == 8.0
+        (tmp_path / run.folder / "result.json").write_text(text)
+    assert minutes_left(runs, [runs[0]], tmp_path) == 2.0
+    assert minutes_left(runs, [runs[2]], tmp_path) == 4.0  # no uniform run yet: the model's mean
+    other = replace(runs[0], recipe=runs[0].recipe.changed(["model.name=mind"]))
+    assert minutes_left(runs, [other, other], tmp_path) == 8.0
 
 
 @pytest.mark.parametrize(
     ("minutes", "text"), [(0.5, "30 s"), (12.3, "12 min"), (200.0, "3 h 20 min")]
 )
 def test_times_in_words(minutes, text):
-    assert in_words(minutes) == text
+    assert duration_text(minutes) == text
 
 
 def test_in_use_tells_a_held_lock(tmp_path):

@@ -19,7 +19,7 @@ from crossbatch.reproduce.search import (
     choose,
     read_settings,
     read_trials,
-    search_cells,
+    search_runs,
     write_search,
 )
 
@@ -39,11 +39,11 @@ def searched(tmp_path):
     """Results of a finished search; what each setting reached is `value`."""
 
     def write(value):
-        for cell in search_cells(DESIGN):
-            recipe, seed = cell.recipe, cell.recipe.train.seed
-            folder = tmp_path / cell.folder
+        for run in search_runs(DESIGN):
+            recipe, seed = run.recipe, run.recipe.train.seed
+            folder = tmp_path / run.folder
             folder.mkdir(parents=True)
-            valid = {"recall@50": value(recipe, cell.folder, seed)}
+            valid = {"recall@50": value(recipe, run.folder, seed)}
             (folder / "result.json").write_text(json.dumps({"valid": valid}))
         return tmp_path
 
@@ -52,8 +52,8 @@ def searched(tmp_path):
 
 def test_every_combination_gets_the_same_settings():
     tried: dict[tuple[str, str], set] = {}
-    for cell in search_cells(DESIGN):
-        recipe = cell.recipe
+    for run in search_runs(DESIGN):
+        recipe = run.recipe
         key = (recipe.model.name, recipe.sampler["name"])
         chosen = (
             recipe.model.normalize,
@@ -65,7 +65,7 @@ def test_every_combination_gets_the_same_settings():
         tried.setdefault(key, set()).add(chosen)
         assert recipe.model.history_dropout == 0.3  # the base's
         assert recipe.train.max_steps == 6000
-        assert not cell.test
+        assert not run.test
     assert len(tried) == 4
     for name, own in (("mind", 3), ("gru4rec", 0)):  # options of its tower that no other has
         first, second = (found for key, found in tried.items() if key[0] == name)
@@ -74,21 +74,21 @@ def test_every_combination_gets_the_same_settings():
 
 
 def test_a_narrower_search_keeps_the_strategies_equal():
-    cells = search_cells(DESIGN, ["cosine-0.1"])
-    tried = {
-        cell.folder.split("-", 1)[1].removesuffix(f"-s{cell.recipe.train.seed}") for cell in cells
-    }
+    runs = search_runs(DESIGN, ["cosine-0.1"])
+    tried = {run.folder.split("-", 1)[1].removesuffix(f"-s{run.recipe.train.seed}") for run in runs}
     assert tried == {"in_batch-cosine-0.1", "balanced-cosine-0.1", "balanced-cosine-0.1-early"}
     with pytest.raises(ConfigError, match=r"--among must name dot, .*got .sine"):
-        search_cells(DESIGN, ["dot", "sine"])
+        search_runs(DESIGN, ["dot", "sine"])
 
 
 def test_a_bank_is_also_tried_early_and_always_in_use_for_most_of_a_run():
-    banked = [c.recipe for c in search_cells(DESIGN) if c.recipe.sampler["name"] == "cross_batch"]
+    banked = [
+        run.recipe for run in search_runs(DESIGN) if run.recipe.sampler["name"] == "cross_batch"
+    ]
     warmups = [recipe.sampler["warmup_steps"] for recipe in banked]
     assert set(warmups) == {1000, 100}  # a pass, and a tenth of one
     short = replace(DESIGN, budget=400)
-    assert max(cell.recipe.sampler.get("warmup_steps", 0) for cell in search_cells(short)) == 100
+    assert max(run.recipe.sampler.get("warmup_steps", 0) for run in search_runs(short)) == 100
 
 
 def test_the_highest_mean_over_seeds_wins_for_each_combination(searched):
@@ -127,7 +127,7 @@ def test_the_choice_is_written_with_every_number_and_read_back(searched):
         settings_table
     )
     assert "**10.30**" in (out / "search.md").read_text()
-    tuned = replace(DESIGN, settings=settings).cell("mind", "in_batch", 0).recipe
+    tuned = replace(DESIGN, settings=settings).run("mind", "in_batch", 0).recipe
     assert (tuned.train.lr, tuned.model.normalize) == (0.003, False)
 
 
@@ -156,7 +156,7 @@ def test_bug_a_search_believed_what_it_remembered_whatever_that_was(searched):
 
 def test_bug_a_search_believed_a_changed_result(searched):
     home = searched(lambda *_: 0.1)
-    run = home / search_cells(DESIGN)[0].folder
+    run = home / search_runs(DESIGN)[0].folder
     listed = {"result.json": file_checksum(run / "result.json")}
     (run / "checksums.json").write_text(json.dumps(listed))
     read_trials(DESIGN, home)
@@ -168,7 +168,7 @@ def test_bug_a_search_believed_a_changed_result(searched):
 @pytest.mark.parametrize("text", ["{}", '{"valid": []}', '{"valid": {"recall@50": "x"}}'])
 def test_bug_a_result_without_the_metric_is_one_sentence(searched, text):
     home = searched(lambda *_: 0.1)
-    (home / search_cells(DESIGN)[0].folder / "result.json").write_text(text)
+    (home / search_runs(DESIGN)[0].folder / "result.json").write_text(text)
     with pytest.raises(DataError, match="has no validation recall@50"):
         read_trials(DESIGN, home)
 

@@ -24,17 +24,17 @@ def users(seed: int, share: float) -> np.ndarray:
 
 
 @pytest.fixture
-def grid(make_cell, tmp_path):
+def grid(make_grid_run, tmp_path):
     """Two models, three strategies, three seeds; uniform is clearly better than in-batch."""
     for model in ("youtube_dnn", "mind"):
         for seed in SEEDS:
             base = users(seed, 0.3)
-            make_cell(model, "in_batch", seed, base)
-            make_cell(model, "uniform", seed, np.maximum(base, users(seed + 9, 0.3)))
-            make_cell(model, "cross_batch", seed, users(seed + 5, 0.3))
-            make_cell(model, "cross_batch", seed, base, capacity=4)  # Table 2's, not ours
+            make_grid_run(model, "in_batch", seed, base)
+            make_grid_run(model, "uniform", seed, np.maximum(base, users(seed + 9, 0.3)))
+            make_grid_run(model, "cross_batch", seed, users(seed + 5, 0.3))
+            make_grid_run(model, "cross_batch", seed, base, capacity=4)  # Table 2's, not ours
     folder = GridFolder(tmp_path / "grid")
-    folder.remember(
+    folder.add_facts(
         dataset={"name": "toy", "users": 9, "items": 20, "interactions": 99}, paper=False
     )
     return folder
@@ -131,14 +131,14 @@ def test_csv_holds_the_same_numbers(grid):
 
 
 def test_short_runs_are_labelled(grid):
-    grid.remember(budget=500)
+    grid.add_facts(budget=500)
     write_table1(grid)
     assert "**Shortened: every run was cut to 500 steps." in (grid.path / "table1.md").read_text()
     assert json.loads((grid.path / "table1.json").read_text())["budget"] == 500
 
 
 def test_the_papers_numbers_stand_beside_where_asked(grid):
-    grid.remember(paper=True)
+    grid.add_facts(paper=True)
     write_table1(grid)
     beside = page_tables((grid.path / "table1.md").read_text())[-1]
     line = next(line for line in beside if line[:2] == ["YouTube DNN", "Cross-batch, as published"])
@@ -172,8 +172,8 @@ def test_gains_are_drawn(grid):
     assert len(bars) == 1 + 4  # the ground, and a bar for each gain
 
 
-def test_a_part_of_a_grid_gives_a_part_of_the_table(make_cell, tmp_path):
-    make_cell("mind", "cross_batch", 0, users(0, 0.5))
+def test_a_part_of_a_grid_gives_a_part_of_the_table(make_grid_run, tmp_path):
+    make_grid_run("mind", "cross_batch", 0, users(0, 0.5))
     folder = GridFolder(tmp_path / "grid")
     write_table1(folder)
     row = rows_of(folder)["mind", "cross_batch"]
@@ -181,9 +181,9 @@ def test_a_part_of_a_grid_gives_a_part_of_the_table(make_cell, tmp_path):
     assert row["gains"]["recall@50"] is None
 
 
-def test_what_others_are_measured_by_is_not_in_the_table(make_cell, tmp_path):
+def test_what_others_are_measured_by_is_not_in_the_table(make_grid_run, tmp_path):
     for strategy in ("in_batch", "uniform", "full", "drift_limited", "sized_bank"):
-        make_cell("mind", strategy, 0, np.full(10, 0.2))
+        make_grid_run("mind", strategy, 0, np.full(10, 0.2))
     folder = GridFolder(tmp_path / "grid")
     write_table1(folder)
     rows = json.loads((folder.path / "table1.json").read_text())["rows"]

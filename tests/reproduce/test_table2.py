@@ -19,13 +19,13 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
-def grid(make_cell, tmp_path):
+def grid(make_grid_run, tmp_path):
     for seed in (0, 1):
-        make_cell("mind", "in_batch", seed, np.full(10, 0.10 + 0.02 * seed))
-        make_cell("mind", "uniform", seed, np.full(10, 0.9))  # has no bank: not in the table
-        make_cell("mind", "cross_batch", seed, np.full(10, 0.20), capacity=4)
-        make_cell("mind", "cross_batch", seed, np.full(10, 0.15 + 0.02 * seed))  # its usual 76
-        make_cell("mind", "balanced", seed, np.full(10, 0.30))
+        make_grid_run("mind", "in_batch", seed, np.full(10, 0.10 + 0.02 * seed))
+        make_grid_run("mind", "uniform", seed, np.full(10, 0.9))  # has no bank: not in the table
+        make_grid_run("mind", "cross_batch", seed, np.full(10, 0.20), capacity=4)
+        make_grid_run("mind", "cross_batch", seed, np.full(10, 0.15 + 0.02 * seed))  # its usual 76
+        make_grid_run("mind", "balanced", seed, np.full(10, 0.30))
     return GridFolder(tmp_path / "grid")
 
 
@@ -70,7 +70,7 @@ def test_numbers_in_json_are_those_of_the_runs(grid):
 
 
 def test_the_papers_column(grid):
-    grid.remember(paper=True)
+    grid.add_facts(paper=True)
     write_table2(grid)
     published = page_tables((grid.path / "table2.md").read_text())[0]
     assert published[0][-1] == "MIND, paper's Recall / NDCG"
@@ -90,7 +90,7 @@ def test_the_figure_has_named_axes_and_a_line_per_strategy(grid):
         assert path.read_bytes().startswith(signature)
 
 
-def test_a_grid_without_banks_says_so(make_cell, tmp_path):
-    make_cell("mind", "in_batch", 0, np.ones(3))
+def test_a_grid_without_banks_says_so(make_grid_run, tmp_path):
+    make_grid_run("mind", "in_batch", 0, np.ones(3))
     with pytest.raises(DataError, match="no run with a bank"):
         write_table2(GridFolder(tmp_path / "grid"))

@@ -16,7 +16,7 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import evaluate
 from crossbatch.evaluation.runs import evaluate_runs
 from crossbatch.models import TwoTower
-from crossbatch.reproduce.probe import StabilityProbe
+from crossbatch.reproduce.stability_probe import StabilityProbe
 from crossbatch.serving import export_bundle
 from crossbatch.serving.from_run import open_recommender
 from crossbatch.training import Interrupted, fit

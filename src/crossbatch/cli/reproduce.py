@@ -13,7 +13,7 @@ from crossbatch.cli.terminal import FAILED, INTERRUPTED, Overrides, Quiet
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def reproduce(
     experiment: Annotated[
-        str, typer.Argument(help="table1, table2, drift, curves, lemma, bar, search or all.")
+        str, typer.Argument(help="table1, table2, drift, curves, lemma, search or all.")
     ],
     out: Annotated[
         Path, typer.Option("--out", help="Folder of the grid; an existing one is continued.")
@@ -62,7 +62,7 @@ def reproduce(
     ] = None,
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Also copy the small records that rebuild all tables."),
+        typer.Option(metavar="DIR", help="Also pack the small records that rebuild all tables."),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="List the runs and stop.")] = False,
     quiet: Quiet = False,
@@ -92,7 +92,7 @@ def reproduce(
         return
     failed = _train(request, dataset, jobs, quiet) if dataset else False
     if paper is not None:
-        home.remember(paper=paper)
+        home.add_facts(paper=paper)
     written = experiments.write(request)
     if keep is not None:
         written += experiments.keep(request, keep)
@@ -135,8 +135,8 @@ def _design(
 
     names = tuple(_words(models))
     if dataset is None:
-        about = home.about.get("dataset", {})
-        samples, items = about.get("eligible_samples", 0), about.get("items", 0)
+        facts = home.facts.get("dataset", {})
+        samples, items = facts.get("eligible_samples", 0), facts.get("items", 0)
     else:
         from crossbatch.models import MODELS  # torch: only a grid that is trained needs it
 
@@ -157,15 +157,13 @@ def _design(
 def _train(request: Request, dataset: Dataset, jobs: int, quiet: bool) -> bool:
     """Train missing runs and return whether some failed."""
     from crossbatch.reproduce import experiments
-    from crossbatch.reproduce.watch import SilentWatcher, TerminalWatcher
 
     out = request.folder.path
-    watcher = SilentWatcher() if quiet else TerminalWatcher(out, jobs)
-    outcome = experiments.train(request, dataset, jobs=jobs, watcher=watcher)
+    outcome = experiments.train(request, dataset, jobs=jobs, quiet=quiet)
     if outcome.interrupted:
         sys.stderr.write(
-            f"crossbatch: stopped with {len(outcome.finished)} of {len(request.cells)} runs "
-            "finished and the others saved; the same command continues\n"
+            f"crossbatch: stopped with {len(outcome.finished)} of {len(request.runs)} runs "
+            "finished and the others saved; repeat the command to continue\n"
         )
         raise typer.Exit(INTERRUPTED)
     for folder, message in outcome.failed.items():
@@ -174,15 +172,15 @@ def _train(request: Request, dataset: Dataset, jobs: int, quiet: bool) -> bool:
 
 
 def _print_plan(request: Request, jobs: int) -> None:
-    from crossbatch.reproduce.forecast import Forecast, in_words
+    from crossbatch.reproduce.progress import duration_text, minutes_left
 
-    cells, out = request.cells, request.folder.path
-    waiting = [cell for cell in cells if not cell.is_finished(out)]
-    for cell in cells:
-        typer.echo(f"{'to train' if cell in waiting else 'finished':9} {cell.folder}")
-    minutes = Forecast.of(cells, out).minutes(waiting)
-    left = "" if minutes is None else f", about {in_words(minutes / jobs)} with --jobs {jobs}"
-    typer.echo(f"{len(waiting)} of {len(cells)} runs to train{left}")
+    runs, out = request.runs, request.folder.path
+    waiting = [run for run in runs if not run.is_finished(out)]
+    for run in runs:
+        typer.echo(f"{'to train' if run in waiting else 'finished':9} {run.folder}")
+    minutes = minutes_left(runs, waiting, out)
+    left = "" if minutes is None else f", about {duration_text(minutes / jobs)} with --jobs {jobs}"
+    typer.echo(f"{len(waiting)} of {len(runs)} runs to train{left}")
 
 
 def _budget_steps(budget: float, max_steps: int) -> int | None:
@@ -199,7 +197,7 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _word(option: str, word: str, known: Mapping[str, object]) -> str:
+def _word(option: str, word: str, known: Collection[str]) -> str:
     if word not in known:
         raise ConfigError(f"{option} must be one of {', '.join(known)}, got {word!r}")
     return word

@@ -44,6 +44,10 @@ class Estimate:
     mean: float
     spread: float | None
 
+    def as_dict(self) -> dict[str, float | None]:
+        """Mean and standard deviation, as JSON files keep them."""
+        return {"mean": self.mean, "sd": self.spread}
+
 
 @dataclass(frozen=True, slots=True)
 class Gain:
@@ -56,6 +60,12 @@ class Gain:
     def certain(self) -> bool:
         """Whether the interval leaves out zero."""
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Gain and interval, as JSON files keep them."""
+        # A bootstrap is not exact to more digits, and these do not depend on how sums are ordered.
+        low, high = (round(x, 6) for x in self.interval) if self.interval else (None, None)
+        return {"relative": self.relative, "low": low, "high": high}
 
 
 @dataclass(frozen=True, slots=True)

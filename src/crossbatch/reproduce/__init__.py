@@ -1,7 +1,7 @@
 """The paper's tables and figures on any prepared dataset, as a resumable grid of runs.
 
-`design` says which runs an experiment needs, `grid` trains them in worker processes, `search`
-chooses their settings on validation users, `probe` measures drift and the lemma while they learn.
-`table1`, `table2`, `drift`, `lemma` and `curves` read run folders alone: they need no torch, and
-serve the small records that `records` keeps as well.
+`design` says which runs an experiment needs, `grid` trains them in processes of their own, `search`
+chooses their settings on validation users, `stability_probe` measures drift and the lemma while
+they learn. `table1`, `table2`, `drift`, `lemma` and `curves` read run folders alone: they need no
+torch, and serve the small records that `records` keeps as well.
 """

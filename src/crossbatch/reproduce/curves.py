@@ -12,8 +12,8 @@ from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.journal import Curve
 from crossbatch.reports.plots import Line, Plot, colors_of
 from crossbatch.reports.variants import Variant, group_runs
-from crossbatch.reproduce.folder import GridFolder, place_of
-from crossbatch.reproduce.sheet import Figure, Sheet, run_link, write_sheet
+from crossbatch.reproduce.folder import GridFolder, run_name
+from crossbatch.reproduce.page import Figure, Page, run_link, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,14 +30,14 @@ PANELS = (("recall", "recall@50", "step", "step"), ("ndcg", "ndcg@50", "seconds"
 
 
 def write_curves(folder: GridFolder) -> list[Path]:
-    """Write the sheet from all runs of Table 1 that the folder holds."""
+    """Write the page from all runs of Table 1 that the folder holds."""
     runs = folder.table_runs()
     plots = curve_plots(runs)
     models = len(dict.fromkeys(run.model for run in runs))
     figure = Figure("curves", plots, models, "Validation recall by step, NDCG by wall time.")
     links = " · ".join(run_link(run, folder, run.name) for run in runs)
     rows = [row for run in runs for row in _records(run)]
-    return write_sheet(folder, Sheet("curves", "Curves", [NOTE, f"Runs: {links}"], rows, [figure]))
+    return write_page(folder, Page("curves", "Curves", [NOTE, f"Runs: {links}"], rows, [figure]))
 
 
 def curve_plots(runs: Sequence[Run]) -> list[Plot]:
@@ -74,12 +74,12 @@ def _mean_line(variant: Variant, metric: str, x: str, color: int) -> Line:
 
 def _records(run: Run) -> list[dict[str, Any]]:
     """Every evaluation of a run."""
-    place = place_of(run)
+    name = run_name(run)
     return [
         {
-            "model": place.model,
-            "strategy": place.strategy,
-            "seed": place.seed,
+            "model": name.model,
+            "strategy": name.strategy,
+            "seed": name.seed,
             "step": event["step"],
             "minutes": event["seconds"] / 60,
             "metrics": {key: event["metrics"].get(key) for key in METRICS},

@@ -1,7 +1,7 @@
 """Which runs an experiment consists of: models × strategies × seeds, all else equal.
 
     design = Design(base, one_pass=2327, seeds=(0, 1, 2))
-    [cell.folder for cell in design.table1()]      # "runs/youtube_dnn-uniform-s0", …
+    [run.folder for run in design.table1()]      # "runs/youtube_dnn-uniform-s0", …
 
 Experiments share runs: Table 2 at M = 0 and M = 19 B are Table 1's in-batch and cross-batch runs,
 and both have the same folder.
@@ -20,43 +20,63 @@ if TYPE_CHECKING:
 
 MODELS = ("youtube_dnn", "gru4rec", "mind")
 
-# Bank size by measured drift, rules fixed before any of their runs: no warm-up, and the same limits
-# for every model and every data set. "drift_limited" has the largest bank of Table 2, "safe_bank"
-# one of 16 batches. "sized_bank", which came after those had missed on MovieLens, also leaves out
-# what the bank would only repeat.
-DRIFT_RULE = {"item_gradient": "balanced", "warmup_steps": 0, "max_staleness": 0.1}
-NO_REPEATS = {"max_repeats": 1.0, "guard": True}
 
-# Sampler options by batch size B: at the paper's B = 128 they are the paper's numbers, 1280 uniform
-# negatives, 1152 for MNS and M = 2432. "balanced" is CBNS with the repaired item gradient.
-STRATEGIES: dict[str, Callable[[int], dict[str, Any]]] = {
-    "uniform": lambda B: {"name": "uniform", "num_negatives": 10 * B},
-    "in_batch": lambda _: {"name": "in_batch"},
-    "mixed": lambda B: {"name": "mixed", "num_uniform": 9 * B},
-    "cross_batch": lambda B: {"name": "cross_batch", "capacity": 19 * B},
-    "balanced": lambda B: {"name": "cross_batch", "capacity": 19 * B},
-    "auto": lambda _: {"name": "auto"},
-    "full": lambda _: {"name": "uniform"},
-    "drift_limited": lambda B: {"name": "cross_batch", "capacity": 79 * B} | DRIFT_RULE,
-    "safe_bank": lambda B: {"name": "cross_batch", "capacity": 16 * B, "guard": True} | DRIFT_RULE,
-    "sized_bank": lambda B: {"name": "cross_batch", "capacity": 79 * B} | DRIFT_RULE | NO_REPEATS,
-    "spared": lambda _: {"name": "in_batch"},
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A way to draw negatives, as a column of the grid.
+
+    Attributes:
+        title: Its name in print.
+        sampler: Sampler options by batch size and number of items.
+        banked: Whether Table 2 varies its bank.
+        overrides: What it changes besides the sampler, as `section.key=value`.
+        settings_of: The strategy whose searched settings it takes; a search does not try it then.
+        fixed: Whether a base recipe with the same sampler leaves the options as they are.
+        in_table1: Whether Table 1 and the curves show it.
+    """
+
+    title: str
+    sampler: Callable[[int, int], dict[str, Any]]
+    banked: bool = False
+    overrides: tuple[str, ...] = ()
+    settings_of: str = ""
+    fixed: bool = False
+    in_table1: bool = True
+
+
+def _bank(item_gradient: str) -> Callable[[int, int], dict[str, Any]]:
+    return lambda B, _: {
+        "name": "cross_batch",
+        "capacity": 19 * B,
+        "item_gradient": item_gradient,
+    }
+
+
+# At the paper's B = 128 these are the paper's numbers: 1280 uniform negatives, 1152 for MNS, and
+# M = 2432. "balanced" is CBNS with the repaired item gradient, "full" the full softmax, "spared"
+# in-batch sampling where no user's later items are negatives of theirs.
+STRATEGIES: dict[str, Strategy] = {
+    "uniform": Strategy("Uniform", lambda B, _: {"name": "uniform", "num_negatives": 10 * B}),
+    "in_batch": Strategy("In-batch", lambda *_: {"name": "in_batch"}),
+    "mixed": Strategy("Mixed (MNS)", lambda B, _: {"name": "mixed", "num_uniform": 9 * B}),
+    "cross_batch": Strategy("Cross-batch, as published", _bank("paper"), banked=True),
+    "balanced": Strategy("Cross-batch, balanced", _bank("balanced"), banked=True),
+    "auto": Strategy("Auto", lambda *_: {"name": "auto"}, settings_of="in_batch"),
+    "full": Strategy(
+        "Full softmax",
+        lambda _, num_items: {"name": "uniform", "num_negatives": num_items},
+        settings_of="uniform",
+        fixed=True,
+        in_table1=False,
+    ),
+    "spared": Strategy(
+        "In-batch, later items spared",
+        lambda *_: {"name": "in_batch"},
+        overrides=("loss.mask_later=true",),
+        settings_of="in_batch",
+    ),
 }
-USUAL = ("uniform", "in_batch", "mixed", "cross_batch", "balanced")  # unless others are asked for
-ITEM_GRADIENTS = {"cross_batch": "paper", "balanced": "balanced"}
-DRIFT_RULES = ("drift_limited", "safe_bank", "sized_bank")
-# What a strategy changes besides the sampler. "spared" is in-batch where no user's later items are
-# negatives of theirs.
-CHANGES = {"spared": ("loss.mask_later=true",)}
-# A search does not try these: they take what it chose for their nearest relative.
-RELATIVES = {
-    "auto": "in_batch",
-    "full": "uniform",
-    "drift_limited": "balanced",
-    "safe_bank": "balanced",
-    "sized_bank": "balanced",
-    "spared": "in_batch",
-}
+DEFAULT_STRATEGIES = ("uniform", "in_batch", "mixed", "cross_batch", "balanced")
 
 SIZES = (0, 1, 4, 9, 19, 39, 79)  # Table 2, in batches: M = 0, 128, 512, … 10112 at B = 128
 
@@ -64,8 +84,19 @@ SHORT_EVALS = 10  # a shortened run is still evaluated this often
 SHORT_WARMUP = 0.25  # and uses its bank for at least the rest
 
 
+def strategy_title(strategy: str) -> str:
+    """The strategy's name in print."""
+    known = STRATEGIES.get(strategy)
+    return known.title if known else strategy
+
+
+def strategy_color(strategy: str) -> int:
+    """The colour number of a strategy, the same in every figure."""
+    return list(STRATEGIES).index(strategy) if strategy in STRATEGIES else len(STRATEGIES)
+
+
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PlannedRun:
     """One run of a grid.
 
     Attributes:
@@ -103,70 +134,66 @@ class Design:
     base: Recipe
     one_pass: int
     models: Sequence[str] = MODELS
-    strategies: Sequence[str] = USUAL
+    strategies: Sequence[str] = DEFAULT_STRATEGIES
     seeds: Sequence[int] = (0,)
     settings: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     budget: int | None = None
     num_items: int = 0
 
-    def table1(self) -> list[Cell]:
+    def table1(self) -> list[PlannedRun]:
         """Every model with every strategy; a whole table for the first seed comes first."""
         return [
-            self.cell(model, strategy, seed)
+            self.run(model, strategy, seed)
             for seed in self.seeds
             for model in self.models
             for strategy in self.strategies
         ]
 
-    def table2(self, sizes: Sequence[int] = SIZES) -> list[Cell]:
+    def table2(self, sizes: Sequence[int] = SIZES) -> list[PlannedRun]:
         """Every model with every banked strategy at every size, in multiples of the batch."""
-        banked = [strategy for strategy in self.strategies if strategy in ITEM_GRADIENTS]
         return distinct(
-            self.cell(model, strategy, seed, size)
+            self.run(model, strategy, seed, size)
             for seed in self.seeds
             for model in self.models
-            for strategy in banked
+            for strategy in self.strategies
+            if STRATEGIES[strategy].banked
             for size in sizes
         )
 
-    def probes(self) -> list[Cell]:
+    def probes(self) -> list[PlannedRun]:
         """Runs that measure drift and the lemma: in-batch as in the paper, and the banked ones."""
-        wanted = [s for s in self.strategies if s == "in_batch" or s in ITEM_GRADIENTS]
-        cells = [self.cell(m, s, self.seeds[0]) for m in self.models for s in wanted]
+        wanted = [s for s in self.strategies if s == "in_batch" or STRATEGIES[s].banked]
+        runs = [self.run(m, s, self.seeds[0]) for m in self.models for s in wanted]
         return [
-            replace(cell, folder=cell.folder.replace("runs/", "probes/"), probe=True, test=False)
-            for cell in cells
+            replace(run, folder=run.folder.replace("runs/", "probes/"), probe=True, test=False)
+            for run in runs
         ]
 
-    def cell(self, model: str, strategy: str, seed: int, size: int | None = None) -> Cell:
+    def run(self, model: str, strategy: str, seed: int, size: int | None = None) -> PlannedRun:
         """The run of one model, strategy and seed; `size` is the bank's, in batches."""
         if size == 0:
             strategy, size = "in_batch", None  # the same to the bit
         own = [] if model == self.base.model.name else ["model.tower={}"]  # another tower's options
         recipe = self.base.changed([f"model.name={model}", f"train.seed={seed}", *own])
         recipe = replace(recipe, sampler=self._sampler(recipe, strategy, size))
-        recipe = recipe.changed((*self._settings(model, strategy), *CHANGES.get(strategy, ())))
+        known = STRATEGIES[strategy]
+        chosen = self.settings.get(model, {})
+        settings = chosen.get(strategy, chosen.get(known.settings_of, ()))
+        recipe = recipe.changed((*settings, *known.overrides))
         if self.budget:
             recipe = shortened(recipe, self.budget, self.one_pass)
         usual = self._sampler(recipe, strategy, None).get("capacity")
         capacity = recipe.sampler.get("capacity")
         bank = "" if capacity == usual else f"-M{capacity}"
-        return Cell(f"runs/{model}-{strategy}{bank}-s{seed}", recipe)
-
-    def _settings(self, model: str, strategy: str) -> Sequence[str]:
-        chosen = self.settings.get(model, {})
-        return chosen.get(strategy, chosen.get(RELATIVES.get(strategy, ""), ()))
+        return PlannedRun(f"runs/{model}-{strategy}{bank}-s{seed}", recipe)
 
     def _sampler(self, recipe: Recipe, strategy: str, size: int | None) -> dict[str, Any]:
         """Options of a strategy; the base recipe's own win where it has the same sampler."""
-        B = recipe.train.batch_size
-        options = STRATEGIES[strategy](B)
-        if self.base.sampler["name"] == options["name"] and strategy not in DRIFT_RULES:
-            options |= self.base.sampler
-        if strategy in ITEM_GRADIENTS:
-            options["item_gradient"] = ITEM_GRADIENTS[strategy]
-        if strategy == "full":
-            options = {"name": "uniform", "num_negatives": self.num_items}
+        B, known = recipe.train.batch_size, STRATEGIES[strategy]
+        options = known.sampler(B, self.num_items)
+        if self.base.sampler["name"] == options["name"] and not known.fixed:
+            gradient = {k: v for k, v in options.items() if k == "item_gradient"}
+            options |= {**self.base.sampler, **gradient}
         if size is not None:
             options["capacity"] = size * B
         return options
@@ -182,9 +209,9 @@ def shortened(recipe: Recipe, steps: int, one_pass: int) -> Recipe:
     return recipe.changed(changes)
 
 
-def distinct(cells: Iterable[Cell]) -> list[Cell]:
-    """Cells without those whose folder came before."""
-    kept: dict[str, Cell] = {}
-    for cell in cells:
-        kept.setdefault(cell.folder, cell)
+def distinct(runs: Iterable[PlannedRun]) -> list[PlannedRun]:
+    """Runs without those whose folder came before."""
+    kept: dict[str, PlannedRun] = {}
+    for run in runs:
+        kept.setdefault(run.folder, run)
     return list(kept.values())

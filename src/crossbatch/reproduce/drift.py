@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from crossbatch.errors import DataError
 from crossbatch.reports.markdown import literal, pipe_table
 from crossbatch.reports.plots import Line, Plot
-from crossbatch.reproduce.probes import Probed, at_step, read_probes, warmup_marks
-from crossbatch.reproduce.sheet import Figure, Sheet, run_link, write_sheet
+from crossbatch.reproduce.page import Figure, Page, run_link, write_page
+from crossbatch.reproduce.probe_runs import ProbeRun, at_step, read_probes, warmup_marks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,65 +33,65 @@ NOTE = (
 
 
 def write_drift(folder: GridFolder) -> list[Path]:
-    """Write the sheet from the probe runs of the folder."""
-    probes = [probed for probed in read_probes(folder) if len(probed.curve("drift", "10", "sum"))]
+    """Write the page from the probe runs of the folder."""
+    probes = [probe for probe in read_probes(folder) if len(probe.curve("drift", "10", "sum"))]
     if not probes:
         raise DataError(f"{folder.path / 'probes'} holds no drift; train its runs with --data")
-    sheet = Sheet(
+    page = Page(
         "drift",
         "Feature drift",
         [_table(probes, folder), NOTE],
-        [row for probed in probes for row in probed.records("drift")],
+        [row for probe in probes for row in probe.measurements("drift")],
         [
             Figure(
                 "drift",
                 drift_plots(probes),
-                len(dict.fromkeys(probed.model for probed in probes)),
+                len(dict.fromkeys(probe.model for probe in probes)),
                 "Feature drift while training with in-batch negatives, by Δt mini-batches.",
             )
         ],
     )
-    return write_sheet(folder, sheet)
+    return write_page(folder, page)
 
 
-def drift_plots(probes: Sequence[Probed]) -> list[Plot]:
+def drift_plots(probes: Sequence[ProbeRun]) -> list[Plot]:
     """Drift by step for the in-batch run of each model: the paper's sum, and the relative form."""
     plots = []
     for form, y_label in FIGURE_FORMS.items():
-        for probed in _stable(probes):
+        for probe in _one_per_model(probes):
             lines = [
-                Line(f"Δt = {interval}", "", probed.curve("drift", interval, form), color)
+                Line(f"Δt = {interval}", "", probe.curve("drift", interval, form), color)
                 for color, interval in enumerate(INTERVALS)
             ]
-            marks = warmup_marks(probes, probed.model)
+            marks = warmup_marks(probes, probe.model)
             plots.append(
-                Plot(f"drift-{form}", probed.model_title, "step", y_label, lines, marks=marks)
+                Plot(f"drift-{form}", probe.model_title, "step", y_label, lines, marks=marks)
             )
     return plots
 
 
-def _stable(probes: Sequence[Probed]) -> list[Probed]:
+def _one_per_model(probes: Sequence[ProbeRun]) -> list[ProbeRun]:
     """One run a model: in-batch, as in the paper, or the first there is."""
-    chosen: dict[str, Probed] = {}
-    for probed in probes:
-        if probed.strategy == "in_batch" or probed.model not in chosen:
-            chosen[probed.model] = probed
+    chosen: dict[str, ProbeRun] = {}
+    for probe in probes:
+        if probe.strategy == "in_batch" or probe.model not in chosen:
+            chosen[probe.model] = probe
     return list(chosen.values())
 
 
-def _table(probes: Sequence[Probed], folder: GridFolder) -> str:
+def _table(probes: Sequence[ProbeRun], folder: GridFolder) -> str:
     heads = ["Model", "Negatives", "Δt"]
     heads += [f"{FORMS[form]}, {when}" for form in FORMS for when in ("first", "warm-up", "last")]
     heads.append("Run")
     lines = []
-    for probed in probes:
-        marks = warmup_marks(probes, probed.model)
+    for probe in probes:
+        marks = warmup_marks(probes, probe.model)
         end = marks[0].x if marks else 0.0
         for interval in INTERVALS:
-            line = [literal(probed.model_title), literal(probed.title), interval]
+            line = [literal(probe.model_title), literal(probe.title), interval]
             for form in FORMS:
-                curve = probed.curve("drift", interval, form)
+                curve = probe.curve("drift", interval, form)
                 points = [at_step(curve, step) for step in (0.0, end, float("inf"))]
                 line += ["–" if point is None else f"{point[1]:.4g}" for point in points]
-            lines.append([*line, run_link(probed.run, folder, probed.run.name)])
+            lines.append([*line, run_link(probe.run, folder, probe.run.name)])
     return pipe_table(heads, lines, words=2)

@@ -1,10 +1,10 @@
-"""`GridFolder`: the runs below one folder, and what it remembers of the data behind them.
+"""`GridFolder`: the runs below one folder, and what is known of the data behind them.
 
     folder = GridFolder(Path("paper"))
     folder.runs("runs")            # every run of the grid, finished or not
 
-`grid.json` holds what tables need to know and run folders do not say; it is written when a grid is
-trained and kept with the records.
+`grid.json` holds what tables need to know and run folders do not say. A folder of records has the
+runs packed in one file instead (`records.py`) and reads the same.
 """
 
 from __future__ import annotations
@@ -16,35 +16,20 @@ from typing import TYPE_CHECKING, Any
 from crossbatch.errors import DataError
 from crossbatch.files import read_document, write_document
 from crossbatch.reports.runs import RUN_FILES, Run, read_run
+from crossbatch.reproduce.design import STRATEGIES
+from crossbatch.reproduce.records import RECORDS_FILE, unpacked_records
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-# In print, and the colours that a whole Table 1 gives its strategies.
-TITLES = {
-    "uniform": "Uniform",
-    "in_batch": "In-batch",
-    "mixed": "Mixed (MNS)",
-    "cross_batch": "Cross-batch, as published",
-    "balanced": "Cross-batch, balanced",
-    "auto": "Auto",
-    "full": "Full softmax",
-    "drift_limited": "Cross-batch, drift-limited",
-    "safe_bank": "Cross-batch, drift-limited, 16 B",
-    "sized_bank": "Cross-batch, drift-limited, no repeats",
-    "spared": "In-batch, later items spared",
-}
-# What others are measured by: the bar's, not Table 1's.
-BEYOND = ("full", "drift_limited", "safe_bank", "sized_bank")
-COLORS = {strategy: number for number, strategy in enumerate(TITLES)}
 RUN_NAME = re.compile(
     r"(?P<model>.+?)-(?P<strategy>[a-z_]+)(?:-M(?P<capacity>\d+))?-s(?P<seed>\d+)"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a run stands in the grid, as its folder's name says.
+class RunName:
+    """What a run's folder name says.
 
     Attributes:
         model: Of the run.
@@ -59,17 +44,15 @@ class Place:
     seed: int
 
 
-def place_of(run: Run) -> Place:
+def run_name(run: Run) -> RunName:
     """Read the name of a run's folder."""
     found = RUN_NAME.fullmatch(run.path.name)
     if found is None:
         raise DataError(
             f"{run.path} is no run of a grid: its name must be like youtube_dnn-in_batch-s0"
         )
-    capacity = found["capacity"]
-    return Place(
-        found["model"], found["strategy"], int(capacity) if capacity else None, int(found["seed"])
-    )
+    capacity = int(found["capacity"]) if found["capacity"] else None
+    return RunName(found["model"], found["strategy"], capacity, int(found["seed"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +68,22 @@ class GridFolder:
             DataError: If there are none.
         """
         home = self.path / part
+        if not home.is_dir() and (self.path / RECORDS_FILE).is_file():
+            home = unpacked_records(self.path) / part
         paths = sorted(home.iterdir()) if home.is_dir() else []
         found = [path for path in paths if any((path / name).is_file() for name in RUN_FILES)]
         if not found:
-            raise DataError(f"{home} holds no run; train some with --data")
+            raise DataError(f"{self.path / part} holds no run; train some with --data")
         return [read_run(path) for path in found]
 
     def table_runs(self) -> list[Run]:
         """The runs of Table 1: every model and strategy with its usual bank."""
-        places = [(run, place_of(run)) for run in self.runs()]
-        return [run for run, at in places if at.capacity is None and at.strategy not in BEYOND]
+        shown = {name for name, strategy in STRATEGIES.items() if strategy.in_table1}
+        named = [(run, run_name(run)) for run in self.runs()]
+        return [run for run, name in named if name.capacity is None and name.strategy in shown]
 
     @property
-    def about(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """What `grid.json` says."""
         return self._read("grid.json")
 
@@ -106,9 +92,9 @@ class GridFolder:
         """Metrics of popularity and item-kNN, if they were measured."""
         return dict(self._read("baselines.json").get("baselines", {}))
 
-    def remember(self, **facts: Any) -> None:
+    def add_facts(self, **facts: Any) -> None:
         """Write facts into `grid.json`, over what it says of them."""
-        write_document(self.path / "grid.json", self.about | facts)
+        write_document(self.path / "grid.json", self.facts | facts)
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.path / name

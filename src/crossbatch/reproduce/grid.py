@@ -1,41 +1,42 @@
-"""Train the cells of a grid in worker processes: what is finished stays, what was killed goes on.
+"""Train the runs of a grid, several at a time: finished ones stay, killed ones are resumed.
 
-    outcome = run_grid(design.table1(), Path("books"), Path("paper"), jobs=2)
+    outcome = run_grid(design.table1(), open_dataset("books"), Path("paper"), jobs=2)
 
-Any number of grids may work on one folder: a run is locked by the process that trains it, and the
-others pass over it until it is finished or free again.
+Each run has a process of its own, forked from one that has imported torch once. Any number of grids
+may share a folder: a run is locked by the process that trains it, and the others pass over it until
+it is finished or free again.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
-import select
+import shutil
 import signal
-import subprocess
 import sys
-import tempfile
+import threading
 import time
+import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING
+from multiprocessing import connection, forkserver
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, DataError, out_of_memory
 from crossbatch.files import read_document
-from crossbatch.reproduce import worker
-from crossbatch.training.build import resolve
-from crossbatch.training.run_folder import changed_keys, in_use
+from crossbatch.reproduce.progress import GridProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from crossbatch.data import Dataset
-    from crossbatch.reproduce.design import Cell
-    from crossbatch.reproduce.watch import Watcher
+    from crossbatch.reproduce.design import PlannedRun
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-TICK = 0.5  # seconds between looks at the workers
+POLL_SECONDS = 0.5
+DONE, FAILED, IN_USE, INTERRUPTED = "done", "failed", "in use", "interrupted"
+PRELOADED = ["crossbatch.data", "crossbatch.fitting"]
 
 
 @dataclass(slots=True)
@@ -43,149 +44,141 @@ class GridOutcome:
     """How a grid ended.
 
     Attributes:
-        finished: Cells that have a result, whoever trained them.
-        failed: What went wrong, by cell folder.
-        interrupted: Whether somebody stopped it.
+        finished: Runs that have a result, also those of other processes.
+        failed: What went wrong, by run folder.
+        interrupted: Whether it was stopped by a signal.
     """
 
-    finished: list[Cell] = field(default_factory=list)
+    finished: list[PlannedRun] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     interrupted: bool = False
 
 
-class _Worker:
-    """A process that trains one cell after another."""
+def run_grid(
+    runs: Sequence[PlannedRun], dataset: Dataset, out: Path, *, jobs: int = 1, quiet: bool = True
+) -> GridOutcome:
+    """Train all runs that have no result yet.
 
-    def __init__(self) -> None:
-        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the worker)
-        self.process = subprocess.Popen(  # noqa: S603 (our own module)
-            [sys.executable, "-m", worker.__name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C reaches the grid alone, which then stops its workers
-        )
-        self.cell: Cell | None = None
+    Args:
+        runs: What to train, in this order.
+        dataset: What to train on.
+        out: Folder that the runs' folders are below of.
+        jobs: Runs at a time, of one thread each.
+        quiet: Show no progress.
+    """
+    from crossbatch.training.run_folder import in_use
 
-    def begin(self, cell: Cell, dataset: Dataset, out: Path) -> None:
-        """Hand over a cell."""
-        job = {
-            "data": str(dataset.path.resolve()),
-            "out": str((out / cell.folder).resolve()),
-            "recipe": cell.recipe.to_dict(),
-            "probe": cell.probe,
-            "test": cell.test,
-        }
-        self.errors.seek(0)  # both processes have one position in the file
-        self.errors.truncate()
-        self.cell = cell
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(job).encode() + b"\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> int | None:
-        """The code that its cell ended with; None while it is training."""
-        assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], 0)[0]:
-            return None
-        line = self.process.stdout.readline()
-        return int(line) if line else self.process.wait()  # killed
-
-    def complaint(self, code: int) -> str:
-        """What it wrote about a cell that went wrong."""
-        self.errors.seek(0)
-        text = self.errors.read().decode(errors="replace").strip()
-        return text or f"its process ended with code {code}"
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can be given another cell."""
-        return worker.FORKS and self.process.poll() is None
-
-    def stop(self) -> None:
-        """Ask for a checkpoint and the end."""
-        if self.process.stdin:
-            self.process.stdin.close()
-
-    def wait(self) -> None:
-        """Until it has ended, which `stop` has asked it to."""
-        assert self.process.stdout is not None
-        self.process.wait()
-        self.process.stdout.close()
-        self.errors.close()
+    check_runs(runs, dataset, out)
+    outcome = GridOutcome()
+    waiting = [run for run in runs if not run.is_finished(out)]
+    training: list[_Training] = []
+    progress = GridProgress(out, runs, waiting, jobs=jobs, quiet=quiet)
+    try:
+        with _stop_signals():
+            while waiting or training:
+                for run in list(waiting):
+                    if len(training) < jobs and not in_use(out / run.folder):
+                        waiting.remove(run)
+                        if not run.is_finished(out):  # another grid was faster
+                            training.append(_Training(run, dataset, out))
+                time.sleep(POLL_SECONDS)
+                for each in [each for each in training if not each.process.is_alive()]:
+                    training.remove(each)
+                    _note_end(each, waiting, outcome, progress)
+                progress.update([each.run for each in training], waiting)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    finally:
+        for each in training:
+            each.stop()
+        for each in training:
+            each.process.join()
+        progress.end()
+    outcome.finished = [run for run in runs if run.is_finished(out)]
+    return outcome
 
 
-def check_cells(cells: Sequence[Cell], dataset: Dataset, out: Path) -> None:
+def check_runs(runs: Sequence[PlannedRun], dataset: Dataset, out: Path) -> None:
     """Refuse to mix runs: a folder that holds another configuration is named with the difference.
 
     Raises:
         ConfigError: At the first run in `out` that another command made.
     """
+    from crossbatch.training.build import resolve
+    from crossbatch.training.run_folder import changed_keys
+
     checksum = {"checksum": dataset.manifest["checksum"]}
-    for cell in cells:
-        path = out / cell.folder / "config.json"
+    for run in runs:
+        path = out / run.folder / "config.json"
         if not path.is_file():
             continue
-        config = resolve(cell.recipe, dataset).to_dict() | {"dataset": checksum}
+        config = resolve(run.recipe, dataset).to_dict() | {"dataset": checksum}
         earlier = read_document(path, "train the run again")
         for key, before, value in changed_keys(earlier, config):
             raise ConfigError(
-                f"{out / cell.folder} was trained with {key} = {before!r}, not {value!r}; "
+                f"{out / run.folder} was trained with {key} = {before!r}, not {value!r}; "
                 "choose another --out, or give the options it began with"
             )
 
 
-def run_grid(
-    cells: Sequence[Cell], dataset: Dataset, out: Path, *, jobs: int, watcher: Watcher
-) -> GridOutcome:
-    """Train all cells that have no result yet.
+class _Training:
+    """A run under way in its own process."""
 
-    Args:
-        cells: What to train, in this order.
-        dataset: What to train on.
-        out: Folder that the cells' folders are below of.
-        jobs: Workers at a time, of one thread each.
-        watcher: Is told what happens.
-    """
-    check_cells(cells, dataset, out)
-    outcome = GridOutcome()
-    waiting = [cell for cell in cells if not cell.is_finished(out)]
-    workers: list[_Worker] = []
-    watcher.begin(cells, waiting)
-    try:
-        with _stop_signals():
-            while waiting or _busy(workers):
-                _start_some(waiting, workers, dataset, out, jobs)
-                time.sleep(TICK)
-                _reap(workers, waiting, outcome, watcher)
-                watcher.tick(_busy(workers), waiting)
-    except KeyboardInterrupt:
-        outcome.interrupted = True
-    finally:
-        for each in workers:
-            each.stop()
-        for each in workers:
-            each.wait()
-        watcher.end()
-    outcome.finished = [cell for cell in cells if cell.is_finished(out)]
-    return outcome
+    def __init__(self, run: PlannedRun, dataset: Dataset, out: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        with _environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"):
+            context.set_forkserver_preload(PRELOADED)
+            forkserver.ensure_running()
+        self.run = run
+        self.answer, answer = context.Pipe(duplex=False)
+        job = {
+            "data": str(dataset.path.resolve()),
+            "out": str((out / run.folder).resolve()),
+            "recipe": run.recipe.to_dict(),
+            "probe": run.probe,
+            "test": run.test,
+        }
+        self.process = context.Process(target=_train_in_process, args=(job, answer))
+        self.process.start()
+        answer.close()
+
+    def read_answer(self) -> tuple[str, str]:
+        """How the run ended, and what went wrong."""
+        try:
+            state, message = self.answer.recv()
+            return str(state), str(message)
+        except EOFError:
+            return FAILED, f"its process ended with code {self.process.exitcode}"
+
+    def stop(self) -> None:
+        """Ask for a checkpoint and the end."""
+        if self.process.pid and self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGINT)
 
 
-def _busy(workers: Sequence[_Worker]) -> list[Cell]:
-    return [each.cell for each in workers if each.cell]
+def _note_end(
+    training: _Training, waiting: list[PlannedRun], outcome: GridOutcome, progress: GridProgress
+) -> None:
+    state, message = training.read_answer()
+    if state == DONE:
+        progress.report_result(training.run)
+    elif state == IN_USE:  # another grid was faster
+        waiting.append(training.run)
+    else:
+        outcome.failed[training.run.folder] = message or f"it was {state}"
+        progress.report_failure(training.run, outcome.failed[training.run.folder])
 
 
 @contextmanager
 def _stop_signals() -> Iterator[None]:
-    """Ctrl-C and a polite kill are the same, even where a shell told us to ignore the first."""
+    """SIGINT and SIGTERM raise KeyboardInterrupt, also where the shell told us to ignore them."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     try:
         earlier = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
-    except ValueError:  # not the main thread: whoever runs it handles its signals
+    except ValueError:  # not the main thread, which handles the signals then
         yield
         return
     try:
@@ -195,40 +188,75 @@ def _stop_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _start_some(
-    waiting: list[Cell], workers: list[_Worker], dataset: Dataset, out: Path, jobs: int
-) -> None:
-    """Start the first free cells; forget those that somebody else has finished."""
-    for cell in list(waiting):
-        if len(_busy(workers)) >= jobs:
-            return
-        if cell.is_finished(out):
-            waiting.remove(cell)
-        elif not in_use(out / cell.folder):
-            waiting.remove(cell)
-            idle = next((each for each in workers if not each.cell and each.alive), None)
-            if idle is None:
-                workers.append(idle := _Worker())
-            idle.begin(cell, dataset, out)
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Environment variables for the processes that are started inside."""
+    earlier = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in earlier.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
-def _reap(
-    workers: list[_Worker], waiting: list[Cell], outcome: GridOutcome, watcher: Watcher
-) -> None:
-    """Take note of cells that have ended, and part with workers that take no other."""
-    for each in list(workers):
-        cell, code = each.cell, each.answer() if each.cell else None
-        if cell is None or code is None:
-            continue
-        if code == worker.DONE:
-            watcher.finished(cell)
-        elif code == worker.BUSY:  # another grid was faster
-            waiting.append(cell)
-        else:
-            outcome.failed[cell.folder] = each.complaint(code)
-            watcher.failed(cell, outcome.failed[cell.folder])
-        each.cell = None
-        if not each.alive:
-            workers.remove(each)
-            each.stop()
-            each.wait()
+def _train_in_process(job: dict[str, Any], answer: connection.Connection) -> None:
+    """Train one run and send how it ended; what it prints goes nowhere."""
+    os.setsid()  # Ctrl-C reaches the grid alone, which then stops its runs
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 (a device, for its descriptor)
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        os.dup2(nowhere.fileno(), sys.stderr.fileno())
+    threading.Thread(target=_stop_with_the_grid, daemon=True).start()
+    answer.send(_end_of_training(job))
+
+
+def _end_of_training(job: dict[str, Any]) -> tuple[str, str]:
+    from crossbatch.training import Interrupted
+    from crossbatch.training.run_folder import RunInUseError
+
+    try:
+        train_run(job)
+    except (Interrupted, KeyboardInterrupt):
+        return INTERRUPTED, ""
+    except RunInUseError:
+        return IN_USE, ""
+    except (ConfigError, DataError, OSError) as error:  # a full disk among them
+        return FAILED, str(error)
+    except Exception as error:
+        if out_of_memory(error):
+            return FAILED, "there is not enough memory; its checkpoint is whole"
+        return FAILED, traceback.format_exc()
+    return DONE, ""
+
+
+def train_run(job: dict[str, Any]) -> None:
+    """Train or resume one run.
+
+    Args:
+        job: `data` and `out` folders, the `recipe` as a dictionary, `probe` and `test`.
+    """
+    from crossbatch.config import Recipe
+    from crossbatch.data import open_dataset
+    from crossbatch.training import fit
+
+    dataset, recipe = open_dataset(job["data"]), Recipe.from_dict(job["recipe"])
+    probe = None
+    if job["probe"]:
+        from crossbatch.reproduce.stability_probe import StabilityProbe
+
+        probe = StabilityProbe(dataset, recipe)
+    fit(dataset, recipe, job["out"], resume=True, probe=probe, test=job["test"])
+    if not job["test"]:  # its numbers are all that is wanted of it
+        shutil.rmtree(Path(job["out"]) / "best", ignore_errors=True)
+
+
+def _stop_with_the_grid() -> None:
+    """Interrupt the run when the grid's process has ended, so that no run is trained unseen."""
+    grid = multiprocessing.parent_process()
+    if grid is not None:
+        connection.wait([grid.sentinel])
+        os.kill(os.getpid(), signal.SIGINT)

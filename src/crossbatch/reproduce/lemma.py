@@ -16,8 +16,8 @@ from crossbatch.reports.journal import Curve
 from crossbatch.reports.markdown import literal, pipe_table
 from crossbatch.reports.plots import Line, Plot
 from crossbatch.reports.svg import COLORS
-from crossbatch.reproduce.probes import Probed, at_step, read_probes, warmup_marks
-from crossbatch.reproduce.sheet import Figure, Sheet, run_link, write_sheet
+from crossbatch.reproduce.page import Figure, Page, run_link, write_page
+from crossbatch.reproduce.probe_runs import ProbeRun, at_step, read_probes, warmup_marks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,31 +35,31 @@ NOTE = (
 
 
 def write_lemma(folder: GridFolder) -> list[Path]:
-    """Write the sheet from the probe runs of the folder that have a bank."""
-    probes = [probed for probed in read_probes(folder) if len(probed.curve("lemma", "bound"))]
+    """Write the page from the probe runs of the folder that have a bank."""
+    probes = [probe for probe in read_probes(folder) if len(probe.curve("lemma", "bound"))]
     if not probes:
         raise DataError(f"{folder.path / 'probes'} holds no banked run; train some with --data")
-    columns = len(dict.fromkeys(probed.model for probed in probes))
+    columns = len(dict.fromkeys(probe.model for probe in probes))
     figure = Figure(
         "lemma",
         [*_deviation_plots(probes), *_constant_plots(probes)],
         columns,
         "Gradient deviation by cached vectors against its bound, and the constant C.",
     )
-    rows = [row for probed in probes for row in probed.records("lemma")]
-    sheet = Sheet("lemma", "The lemma", [_table(probes, folder), NOTE], rows, [figure])
-    return write_sheet(folder, sheet)
+    rows = [row for probe in probes for row in probe.measurements("lemma")]
+    page = Page("lemma", "The lemma", [_table(probes, folder), NOTE], rows, [figure])
+    return write_page(folder, page)
 
 
-def _deviation_plots(probes: Sequence[Probed]) -> list[Plot]:
+def _deviation_plots(probes: Sequence[ProbeRun]) -> list[Plot]:
     plots = []
-    for model in dict.fromkeys(probed.model for probed in probes):
-        mine = [probed for probed in probes if probed.model == model]
+    for model in dict.fromkeys(probe.model for probe in probes):
+        mine = [probe for probe in probes if probe.model == model]
         lines = []
-        for probed in mine:
-            deviation, bound = (_positive(probed.curve("lemma", k)) for k in ("deviation", "bound"))
-            lines.append(Line(probed.title, "", deviation, probed.color))
-            lines.append(Line(f"{probed.title}: bound C ε", "", bound, probed.color + COLORS))
+        for probe in mine:
+            deviation, bound = (_positive(probe.curve("lemma", k)) for k in ("deviation", "bound"))
+            lines.append(Line(probe.title, "", deviation, probe.color))
+            lines.append(Line(f"{probe.title}: bound C ε", "", bound, probe.color + COLORS))
         plots.append(
             Plot(
                 "lemma-deviation",
@@ -74,13 +74,13 @@ def _deviation_plots(probes: Sequence[Probed]) -> list[Plot]:
     return plots
 
 
-def _constant_plots(probes: Sequence[Probed]) -> list[Plot]:
+def _constant_plots(probes: Sequence[ProbeRun]) -> list[Plot]:
     plots = []
-    for model in dict.fromkeys(probed.model for probed in probes):
-        mine = [probed for probed in probes if probed.model == model]
+    for model in dict.fromkeys(probe.model for probe in probes):
+        mine = [probe for probe in probes if probe.model == model]
         lines = [
-            Line(probed.title, "", _positive(probed.curve("lemma", "jacobian")), probed.color)
-            for probed in mine
+            Line(probe.title, "", _positive(probe.curve("lemma", "jacobian")), probe.color)
+            for probe in mine
         ]
         steps = [step for line in lines for step in line.curve.x]
         if steps:
@@ -107,7 +107,7 @@ def _positive(curve: Curve) -> Curve:
     return Curve(tuple(x for x, _ in points), tuple(y for _, y in points))
 
 
-def _table(probes: Sequence[Probed], folder: GridFolder) -> str:
+def _table(probes: Sequence[ProbeRun], folder: GridFolder) -> str:
     names = {
         "epsilon": "ε",
         "deviation": "deviation",
@@ -118,13 +118,13 @@ def _table(probes: Sequence[Probed], folder: GridFolder) -> str:
     heads += [f"{name}, {when}" for name in names.values() for when in ("warm-up", "last")]
     heads += ["C needed", "C of the tower", "Run"]
     lines = []
-    for probed in probes:
-        line = [literal(probed.model_title), literal(probed.title)]
+    for probe in probes:
+        line = [literal(probe.model_title), literal(probe.title)]
         for key in names:
-            curve = probed.curve("lemma", key)
-            for step in (probed.warmup or 0.0, float("inf")):
+            curve = probe.curve("lemma", key)
+            for step in (probe.warmup or 0.0, float("inf")):
                 point = at_step(curve, step)
                 line.append("–" if point is None else f"{point[1]:.3g}")
-        line += [f"{max(probed.curve('lemma', key).y):.3g}" for key in ("constant", "jacobian")]
-        lines.append([*line, run_link(probed.run, folder, probed.run.name)])
+        line += [f"{max(probe.curve('lemma', key).y):.3g}" for key in ("constant", "jacobian")]
+        lines.append([*line, run_link(probe.run, folder, probe.run.name)])
     return pipe_table(heads, lines, words=2)

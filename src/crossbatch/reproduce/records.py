@@ -1,30 +1,37 @@
-"""Keep what tables and figures need of a grid, in a hundredth of its size.
+"""Keep what tables and figures need of a grid, in a hundredth of its size and in one file.
 
     keep_records(GridFolder(Path("paper")), Path("results/books"))
 
 A record is a run folder without its model: `config.json`, `result.json`, a thinned journal, and the
-per-user metrics behind the intervals in one compressed file, exact to the bit. Every command that
-reads run folders reads records, so the same tables and figures come out of them.
+per-user metrics behind the intervals, exact to the bit. `records.tar.xz` holds those of all
+finished runs; the same runs give the same bytes. `GridFolder` reads it as it reads run folders.
 """
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
+import lzma
+import shutil
+import tarfile
+import tempfile
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from crossbatch.errors import DataError
 from crossbatch.files import write_file
-from crossbatch.reports.runs import PER_USER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     from crossbatch.reports.runs import Run
     from crossbatch.reproduce.folder import GridFolder
 
+RECORDS_FILE = "records.tar.xz"
 PARTS = ("runs", "probes")  # of a search, search.json has every number
 FILES = (
     "grid.json", "baselines.json", "settings.toml", "search.json", "search.csv", "search.md",
@@ -40,37 +47,79 @@ def keep_records(folder: GridFolder, out: Path) -> list[Path]:
 
     Args:
         folder: The grid.
-        out: Where the records go; records of other runs that are there stay.
+        out: Folder of the records; those of other runs that it holds stay.
 
     Returns:
-        The folders and files written.
+        The files written.
     """
     written = []
     for name in FILES:
         source = folder.path / name
         if source.is_file():
             written.append(write_file(out / name, source.read_bytes()))
+    contents: dict[str, bytes] = {}
     for part in PARTS:
-        if not (folder.path / part).is_dir():
-            continue
-        finished = [run for run in folder.runs(part) if run.finished]
-        written += [_keep_run(run, out / part / run.path.name) for run in finished]
+        if (folder.path / part).is_dir():
+            for run in folder.runs(part):
+                if run.finished:
+                    contents |= _record(run, f"{part}/{run.path.name}")
+    if contents:
+        written.append(pack_records(out, _packed_files(out) | contents))
     return written
 
 
-def _keep_run(run: Run, out: Path) -> Path:
+def pack_records(out: Path, contents: Mapping[str, bytes]) -> Path:
+    """Write `records.tar.xz` from file contents by name."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:xz", preset=9, format=tarfile.PAX_FORMAT) as archive:
+        for name in sorted(contents):
+            member = tarfile.TarInfo(name)  # no times and no owners: the same runs, the same bytes
+            member.size = len(contents[name])
+            archive.addfile(member, io.BytesIO(contents[name]))
+    return write_file(out / RECORDS_FILE, buffer.getvalue())
+
+
+def unpacked_records(folder: Path) -> Path:
+    """Unpack `records.tar.xz` into a temporary folder that lasts until the process ends."""
+    path = folder / RECORDS_FILE
+    return _unpack(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _unpack(path: Path, _changed: int) -> Path:
+    target = Path(tempfile.mkdtemp(prefix="crossbatch-records-"))
+    atexit.register(shutil.rmtree, target, ignore_errors=True)
+    try:
+        with tarfile.open(path, "r:xz") as archive:
+            archive.extractall(target, filter="data")
+    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        raise DataError(f"{path} cannot be unpacked ({error}); restore it") from None
+    return target
+
+
+def _packed_files(folder: Path) -> dict[str, bytes]:
+    if not (folder / RECORDS_FILE).is_file():
+        return {}
+    root = unpacked_records(folder)
+    paths = [path for path in root.rglob("*") if path.is_file()]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+
+
+def _record(run: Run, name: str) -> dict[str, bytes]:
+    """The files of one record."""
     dataset = {**run.config.get("dataset", {}), "path": run.dataset_name}  # not where it lay
-    write_file(out / "config.json", _json({**run.config, "dataset": dataset}))
-    lines = b"".join(_json(event) for event in thinned(run.journal.events))
-    write_file(out / "journal.jsonl", lines)
-    columns: dict[str, Any] = {f"test_{key}": run.per_user(key) for key in PER_USER}
-    known = {name: values for name, values in columns.items() if values is not None}
-    if known:
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **known)
-        write_file(out / PER_USER_FILE, buffer.getvalue())
-    write_file(out / "result.json", _json(run.result))  # last: with it a record is finished
-    return out
+    files = {
+        "config.json": _json({**run.config, "dataset": dataset}),
+        "journal.jsonl": b"".join(_json(event) for event in thinned(run.journal.events)),
+        "result.json": _json(run.result),
+    }
+    for metric in PER_USER:
+        values = run.per_user(metric)
+        if values is not None:
+            buffer = io.BytesIO()
+            np.save(buffer, values)
+            files[f"per_user/test_{metric}.npy"] = buffer.getvalue()
+    return {f"{name}/{file}": content for file, content in files.items()}
 
 
 def thinned(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

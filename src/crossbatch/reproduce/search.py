@@ -1,9 +1,9 @@
 """Choose settings on validation users, from one table and in one way for every combination.
 
-    run_grid(search_cells(design), dataset, out, jobs=2, watcher=SilentWatcher())
+    run_grid(search_runs(design), dataset, out, jobs=2)
     write_search(design, GridFolder(out))      # search.md, .csv, .json and settings.toml
 
-A search may be done a part at a time, or go on from records: `search.json` remembers the trials
+A search may be done a part at a time, or continue from records: `search.json` keeps the trials
 whose runs are not asked for or not there any more.
 
 Test users are never looked at. Each model × strategy gets the setting of the highest validation
@@ -22,19 +22,20 @@ from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
 from crossbatch.reports.variants import MODEL_NAMES
 from crossbatch.reproduce.design import (
-    ITEM_GRADIENTS,
     MODELS,
     STRATEGIES,
-    Cell,
     Design,
+    PlannedRun,
     shortened,
+    strategy_title,
 )
-from crossbatch.reproduce.folder import TITLES, GridFolder
-from crossbatch.reproduce.sheet import Sheet, write_sheet
+from crossbatch.reproduce.page import Page, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from crossbatch.reproduce.folder import GridFolder
 
 STEPS = 6000  # of a search run unless the design has a budget; its warm-up is cut in proportion
 
@@ -72,7 +73,7 @@ EARLY_SETTINGS = ("dot", "cosine-0.1", "cosine-0.1-plain")
 def settings_of(model: str, strategy: str, one_pass: int) -> dict[str, tuple[str, ...]]:
     """The settings that a model is tried with, by name: the same for all strategies but banks."""
     settings = SETTINGS | MODEL_SETTINGS.get(model, {})
-    if strategy not in ITEM_GRADIENTS:
+    if not STRATEGIES[strategy].banked:
         return settings
     early = f"sampler.warmup_steps={max(1, round(EARLY * one_pass))}"
     tried = [name for name in EARLY_SETTINGS if name in settings]
@@ -97,7 +98,7 @@ class Trial:
         return statistics.fmean(self.values)
 
 
-def search_cells(design: Design, among: Sequence[str] = ()) -> list[Cell]:
+def search_runs(design: Design, among: Sequence[str] = ()) -> list[PlannedRun]:
     """Short runs of every model × strategy with every setting.
 
     Args:
@@ -109,7 +110,7 @@ def search_cells(design: Design, among: Sequence[str] = ()) -> list[Cell]:
     if unknown := set(among) - set(names):
         raise ConfigError(f"--among must name {', '.join(names)}, got {min(unknown)!r}")
     return [
-        _cell(design, model, strategy, setting, seed)
+        _run(design, model, strategy, setting, seed)
         for seed in design.seeds
         for model in design.models
         for strategy in design.strategies
@@ -124,8 +125,8 @@ def read_trials(design: Design, out: Path) -> list[Trial]:
     for model in design.models:
         for strategy in design.strategies:
             for setting, overrides in settings_of(model, strategy, design.one_pass).items():
-                cells = [_cell(design, model, strategy, setting, s) for s in design.seeds]
-                found = {cell.folder: _validation(out / cell.folder, design) for cell in cells}
+                planned = [_run(design, model, strategy, setting, s) for s in design.seeds]
+                found = {run.folder: _validation(out / run.folder, design) for run in planned}
                 values = {folder: value for folder, value in found.items() if value is not None}
                 if values:
                     scores, runs = tuple(values.values()), tuple(values)
@@ -135,7 +136,7 @@ def read_trials(design: Design, out: Path) -> list[Trial]:
     return trials
 
 
-def remembered_trials(out: Path) -> list[Trial]:
+def earlier_trials(out: Path) -> list[Trial]:
     """The trials that `search.json` holds."""
     path = out / "search.json"
     document = read_document(path, "search again") if path.is_file() else {"rows": []}
@@ -159,9 +160,9 @@ def remembered_trials(out: Path) -> list[Trial]:
         raise DataError(f"{path} is not that of a search ({error!r}): search again") from None
 
 
-def united(found: Sequence[Trial], remembered: Sequence[Trial]) -> list[Trial]:
+def merged(found: Sequence[Trial], earlier: Sequence[Trial]) -> list[Trial]:
     """All trials in the order of the tables; one that was made again counts as it is now."""
-    trials = {_place(trial): trial for trial in (*remembered, *found)}
+    trials = {_place(trial): trial for trial in (*earlier, *found)}
     return [trials[place] for place in sorted(trials)]
 
 
@@ -196,7 +197,7 @@ def choose(trials: Sequence[Trial]) -> dict[str, dict[str, Trial]]:
 
 def write_search(design: Design, folder: GridFolder) -> list[Path]:
     """Write a page with every number (and as CSV and JSON), and `settings.toml` with the choice."""
-    trials = united(read_trials(design, folder.path), remembered_trials(folder.path))
+    trials = merged(read_trials(design, folder.path), earlier_trials(folder.path))
     if not trials:
         raise DataError(f"{folder.path}/search holds no finished run; run the search with --data")
     best, metric = choose(trials), design.base.train.metric
@@ -213,7 +214,7 @@ def write_search(design: Design, folder: GridFolder) -> list[Path]:
     parts = [_table(trials, best), note, "## Settings", _settings(trials)]
     text = settings_toml(best, metric)
     return [
-        *write_sheet(folder, Sheet("search", "Search for settings", parts, rows)),
+        *write_page(folder, Page("search", "Search for settings", parts, rows)),
         write_file(folder.path / "settings.toml", text.encode()),
     ]
 
@@ -229,7 +230,7 @@ def _table(trials: Sequence[Trial], best: Mapping[str, Mapping[str, Trial]]) -> 
     lines = []
     for model, row in best.items():
         for strategy, winner in row.items():
-            line = [MODEL_NAMES.get(model, model), TITLES.get(strategy, strategy)]
+            line = [MODEL_NAMES.get(model, model), strategy_title(strategy)]
             for name in names:
                 trial = found.get((model, strategy, name))
                 text = NOTHING if trial is None else f"{100 * trial.mean:.2f}"
@@ -278,10 +279,10 @@ def _is_overrides(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
-def _cell(design: Design, model: str, strategy: str, setting: str, seed: int) -> Cell:
+def _run(design: Design, model: str, strategy: str, setting: str, seed: int) -> PlannedRun:
     overrides = settings_of(model, strategy, design.one_pass)[setting]
     trial = replace(design, settings={model: {strategy: overrides}}, budget=None)
-    cell = trial.cell(model, strategy, seed)
-    recipe = shortened(cell.recipe, design.budget or STEPS, design.one_pass)
-    name = cell.folder.removeprefix("runs/").removesuffix(f"-s{seed}")
-    return Cell(f"search/{name}-{setting}-s{seed}", recipe, test=False)
+    run = trial.run(model, strategy, seed)
+    recipe = shortened(run.recipe, design.budget or STEPS, design.one_pass)
+    name = run.folder.removeprefix("runs/").removesuffix(f"-s{seed}")
+    return PlannedRun(f"search/{name}-{setting}-s{seed}", recipe, test=False)

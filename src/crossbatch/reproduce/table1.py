@@ -1,6 +1,6 @@
 """Table 1: every model with every strategy, cost and quality, gains over in-batch sampling.
 
-write_table1(GridFolder(Path("paper")))      # table1.md, .csv, .json, figures/gains.*
+write_table1(GridFolder(Path("paper")))      # table1.md, .csv, .json, figures/gain.*
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.reports import formatting
-from crossbatch.reports.comparison import MARKS_NOTE, TABLE_NOTE, Comparison, Estimate, Row, compare
+from crossbatch.reports.comparison import MARKS_NOTE, TABLE_NOTE, Comparison, Row, compare
 from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.markdown import literal, pipe_table
 from crossbatch.reports.plots import colors_of, gain_chart
 from crossbatch.reports.svg import write_panels
-from crossbatch.reproduce import published
-from crossbatch.reproduce.folder import GridFolder, Place, place_of
-from crossbatch.reproduce.groups import gain_numbers
-from crossbatch.reproduce.sheet import Sheet, run_links, write_sheet
+from crossbatch.reproduce import paper_numbers
+from crossbatch.reproduce.folder import GridFolder, RunName, run_name
+from crossbatch.reproduce.page import Page, run_links, write_page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +28,6 @@ METRICS = (
     "recall@20", "ndcg_comirec@20", "recall@50", "ndcg_comirec@50", "ndcg@20", "ndcg@50",
 )  # fmt: skip
 GAIN_METRICS = ("recall@50", "ndcg_comirec@50", "ndcg@50")
-BESIDE = ("recall@20", "ndcg_comirec@20", "recall@50", "ndcg_comirec@50")
 TIME_NOTE = (
     "Times are wall time, as in the paper, and depend on what else the machine did; CPU is the "
     "processor time of the training steps, on one thread."
@@ -48,13 +46,13 @@ def write_table1(folder: GridFolder) -> list[Path]:
     comparison = compare(runs)
     parts = [_ours(comparison, folder), f"{TABLE_NOTE} {TIME_NOTE}"]
     parts += ["## Gains over in-batch sampling", _gain_table(comparison), MARKS_NOTE]
-    if folder.about.get("paper"):
+    if folder.facts.get("paper"):
         parts += ["## Beside the paper", _beside(comparison), PAPER_NOTE]
-    rows = [_record(row, folder) for row in comparison.rows]
+    rows = [_row_numbers(row, folder) for row in comparison.rows]
     drawn = _draw_gains(comparison, folder)
     if drawn:
         parts.append("![Gains over in-batch sampling](figures/gain.svg)")
-    return write_sheet(folder, Sheet("table1", "Table 1", parts, rows)) + drawn
+    return write_page(folder, Page("table1", "Table 1", parts, rows)) + drawn
 
 
 def _draw_gains(comparison: Comparison, folder: GridFolder) -> list[Path]:
@@ -102,7 +100,7 @@ def _ours(comparison: Comparison, folder: GridFolder) -> str:
 def _gain_table(comparison: Comparison) -> str:
     heads = ["Model", "Negatives", *(metric_name(key) for key in GAIN_METRICS)]
     lines = [
-        [*_names(row), *(literal(_gain(row.gains.get(key))) for key in GAIN_METRICS)]
+        [*_names(row), *(literal(_marked_gain(row.gains.get(key))) for key in GAIN_METRICS)]
         for row in comparison.rows
         if row.gains
     ]
@@ -114,62 +112,60 @@ def _names(row: Row) -> list[str]:
 
 
 def _beside(comparison: Comparison) -> str:
+    """Our numbers and the paper's, where it has the model and the strategy."""
+    metrics, gains = paper_numbers.METRICS, GAIN_METRICS[:2]
     heads = ["Model", "Negatives", "Avg. time, s / 1000 steps", "Conv. time, min"]
-    heads += [metric_name(key) for key in BESIDE]
-    heads += [f"Gain, {metric_name(key)}" for key in GAIN_METRICS[:2]]
+    heads += [metric_name(key) for key in metrics]
+    heads += [f"Gain, {metric_name(key)}" for key in gains]
     lines = []
     for row in comparison.rows:
-        if row.variant is None:
+        name = _name(row)
+        paper = paper_numbers.TABLE1.get((name.model, name.strategy)) if name else None
+        if name is None or paper is None:
             continue
-        place = _place(row)
-        theirs = published.TABLE1.get((place.model, place.strategy))
-        if theirs is None:
-            continue
+        seconds, minutes = paper[paper_numbers.SECONDS], paper[paper_numbers.MINUTES]
         pairs = [
-            (formatting.amount(row.seconds_per_1000_steps), f"{theirs.seconds_per_1000_steps:.1f}"),
-            (formatting.amount(row.convergence_minutes), f"{theirs.convergence_minutes:.1f}"),
-            *(
-                (formatting.percent(row.metrics.get(key)), f"{theirs.metric(key):.2f}")
-                for key in BESIDE
-            ),
-            *(_gains(row, place, key) for key in GAIN_METRICS[:2]),
+            (formatting.amount(row.seconds_per_1000_steps), f"{seconds:.1f}"),
+            (formatting.amount(row.convergence_minutes), f"{minutes:.1f}"),
+            *((formatting.percent(row.metrics.get(key)), f"{paper[key]:.2f}") for key in metrics),
+            *((_marked_gain(row.gains.get(key)), _paper_gain(name, key)) for key in gains),
         ]
-        texts = [f"{literal(ours)} / {paper}" for ours, paper in pairs]
-        lines.append([*_names(row), *texts])
+        lines.append([*_names(row), *(f"{literal(ours)} / {theirs}" for ours, theirs in pairs)])
     return pipe_table(heads, lines, words=2)
 
 
-def _gains(row: Row, place: Place, key: str) -> tuple[str, str]:
-    paper = published.gain(place.model, place.strategy, key)
-    theirs = formatting.NOTHING if paper is None else f"{formatting.signed(paper)} %"
-    return _gain(row.gains.get(key)), theirs
+def _paper_gain(name: RunName, metric: str) -> str:
+    gain = paper_numbers.paper_gain(name.model, name.strategy, metric)
+    return formatting.NOTHING if gain is None else f"{formatting.signed(gain)} %"
 
 
-def _record(row: Row, folder: GridFolder) -> dict[str, Any]:
-    """A row as numbers."""
-    if row.variant is None:
-        metrics = {key: _numbers(row.metrics.get(key)) for key in METRICS}
+def _row_numbers(row: Row, folder: GridFolder) -> dict[str, Any]:
+    """A row as JSON and CSV keep it."""
+    metrics = {key: value.as_dict() if (value := row.metrics.get(key)) else None for key in METRICS}
+    name = _name(row)
+    if name is None:
         return {"model": row.model, "runs": ["baselines.json"], "metrics": metrics}
-    place = _place(row)
-    theirs = published.TABLE1.get((place.model, place.strategy))
-    record = {
-        "model": place.model,
-        "strategy": place.strategy,
+    costs = ("seconds_per_1000_steps", "cpu_seconds_per_1000_steps", "convergence_minutes")
+    numbers: dict[str, Any] = {
+        "model": name.model,
+        "strategy": name.strategy,
         "seeds": [run.seed for run in row.runs if run.finished],
         "runs": [f"{run.path.parent.name}/{run.path.name}" for run in row.runs],
-        "seconds_per_1000_steps": _numbers(row.seconds_per_1000_steps),
-        "cpu_seconds_per_1000_steps": _numbers(row.cpu_seconds_per_1000_steps),
-        "convergence_minutes": _numbers(row.convergence_minutes),
-        "metrics": {key: _numbers(row.metrics.get(key)) for key in METRICS},
-        "gains": {key: gain_numbers(row.gains.get(key)) for key in GAIN_METRICS},
+        **{key: cost.as_dict() if (cost := getattr(row, key)) else None for key in costs},
+        "metrics": metrics,
+        "gains": {
+            key: gain.as_dict() if (gain := row.gains.get(key)) else None for key in GAIN_METRICS
+        },
     }
-    if folder.about.get("paper") and theirs is not None:
-        record["paper"] = {key: theirs.metric(key) for key in BESIDE}
-    return record
+    paper = paper_numbers.TABLE1.get((name.model, name.strategy))
+    if folder.facts.get("paper") and paper is not None:
+        numbers["paper"] = {key: paper[key] for key in paper_numbers.METRICS}
+    return numbers
 
 
-def _place(row: Row) -> Place:
-    return place_of(row.runs[0])
+def _name(row: Row) -> RunName | None:
+    """Model and strategy of a row's runs; None for a baseline."""
+    return run_name(row.runs[0]) if row.runs else None
 
 
 def _best(comparison: Comparison) -> set[tuple[str, str]]:
@@ -188,10 +184,6 @@ def _bold(text: str, bold: bool) -> str:
     return f"**{literal(text)}**" if bold else literal(text)
 
 
-def _gain(value: Gain | None) -> str:
+def _marked_gain(value: Gain | None) -> str:
     marks = {"better": "▲ ", "worse": "▼ "}
     return marks.get(formatting.verdict(value), "") + formatting.gain(value)
-
-
-def _numbers(value: Estimate | None) -> dict[str, float | None] | None:
-    return None if value is None else {"mean": value.mean, "sd": value.spread}

@@ -18,9 +18,10 @@ from crossbatch.reports.journal import Curve
 from crossbatch.reports.markdown import literal, pipe_table
 from crossbatch.reports.plots import Line, Plot
 from crossbatch.reports.variants import MODEL_NAMES
-from crossbatch.reproduce import published
-from crossbatch.reproduce.folder import COLORS, TITLES, GridFolder, place_of
-from crossbatch.reproduce.sheet import Figure, Sheet, run_links, write_sheet
+from crossbatch.reproduce import paper_numbers
+from crossbatch.reproduce.design import strategy_color, strategy_title
+from crossbatch.reproduce.folder import GridFolder, run_name
+from crossbatch.reproduce.page import Figure, Page, run_links, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,28 +60,28 @@ def write_table2(folder: GridFolder) -> list[Path]:
     for strategy in BANKED:
         mine = [entry for entry in entries if entry.strategy == strategy]
         if mine:
-            parts += [f"## {TITLES[strategy]}", _table(mine, folder), _links(mine, folder)]
+            parts += [f"## {strategy_title(strategy)}", _table(mine, folder), _links(mine, folder)]
     if not parts:
         raise DataError(f"{folder.path / 'runs'} holds no run with a bank; train some with --data")
     parts.append(NOTE)
     rows = [_record(entry) for entry in entries]
     figure = Figure("table2", _plots(entries), 3, "Test recall@50 by number of negatives.")
-    return write_sheet(folder, Sheet("table2", "Table 2", parts, rows, [figure]))
+    return write_page(folder, Page("table2", "Table 2", parts, rows, [figure]))
 
 
 def read_entries(folder: GridFolder) -> list[Entry]:
     """The grid's banked runs by model, strategy and size; in-batch runs stand in for size 0."""
     groups: dict[tuple[str, str, int, int], list[Run]] = {}
     runs = folder.runs()
-    banked = [s for s in BANKED if any(place_of(run).strategy == s for run in runs)]
+    banked = [s for s in BANKED if any(run_name(run).strategy == s for run in runs)]
     for run in runs:
-        place = place_of(run)
+        name = run_name(run)
         capacity = int(run.config.get("sampler", {}).get("capacity", 0))
         batch_size = int(run.config.get("train", {}).get("batch_size", 0))
-        homes = banked if place.strategy == "in_batch" else [place.strategy]
+        homes = banked if name.strategy == "in_batch" else [name.strategy]
         for strategy in homes:
             if strategy in BANKED:
-                key = (place.model, strategy, capacity, batch_size)
+                key = (name.model, strategy, capacity, batch_size)
                 groups.setdefault(key, []).append(run)
     models = list(MODEL_NAMES)
     order = sorted(
@@ -98,7 +99,7 @@ def _table(entries: Sequence[Entry], folder: GridFolder) -> str:
     models = list(dict.fromkeys(entry.model for entry in entries))
     sizes = sorted({(entry.capacity, entry.batch_size) for entry in entries})
     found = {(entry.capacity, entry.model): entry for entry in entries}
-    beside = bool(folder.about.get("paper")) and entries[0].strategy == "cross_batch"
+    beside = bool(folder.facts.get("paper")) and entries[0].strategy == "cross_batch"
     heads = ["M", "#neg"]
     for model in models:
         name = MODEL_NAMES.get(model, model)
@@ -132,7 +133,7 @@ def _best(entries: Sequence[Entry]) -> dict[tuple[str, str], float]:
 
 
 def _theirs(capacity: int, model: str) -> str:
-    pair = published.TABLE2.get(capacity, {}).get(model)
+    pair = paper_numbers.TABLE2.get(capacity, {}).get(model)
     return formatting.NOTHING if pair is None else f"{pair[0]:.2f} / {pair[1]:.2f}"
 
 
@@ -162,11 +163,11 @@ def _plots(entries: Sequence[Entry]) -> list[Plot]:
                 and (value := entry.metric("recall@50"))
             ]
             if points:
-                lines.append(_line(TITLES[strategy], COLORS[strategy], points))
+                lines.append(_line(strategy_title(strategy), strategy_color(strategy), points))
         if lines:
-            name = MODEL_NAMES.get(model, model)
+            title = MODEL_NAMES.get(model, model)
             plots.append(
-                Plot("table2", name, "negatives per row", "Test recall@50, %", lines, log_x=True)
+                Plot("table2", title, "negatives per row", "Test recall@50, %", lines, log_x=True)
             )
     return plots
 
@@ -185,7 +186,6 @@ def _line(title: str, color: int, points: Sequence[tuple[int, Estimate]]) -> Lin
 
 
 def _record(entry: Entry) -> dict[str, Any]:
-    metrics = {key: entry.metric(key) for key in METRICS}
     return {
         "model": entry.model,
         "strategy": entry.strategy,
@@ -194,6 +194,6 @@ def _record(entry: Entry) -> dict[str, Any]:
         "seeds": [run.seed for run in entry.runs if run.finished],
         "runs": [f"{run.path.parent.name}/{run.path.name}" for run in entry.runs],
         "metrics": {
-            key: {"mean": value.mean, "sd": value.spread} for key, value in metrics.items() if value
+            key: value.as_dict() for key in METRICS if (value := entry.metric(key)) is not None
         },
     }

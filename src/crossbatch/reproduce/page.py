@@ -1,4 +1,7 @@
-"""What an experiment leaves behind: a Markdown page, the same numbers as CSV and JSON, figures."""
+"""What an experiment writes: a Markdown page, the same numbers as CSV and JSON, and figures.
+
+write_page(GridFolder(Path("paper")), Page("table1", "Table 1", [table, note], rows))
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Plots that stand together in one file."""
+    """Plots that stand together in one file, `columns` in a row."""
 
     name: str
     plots: Sequence[Plot]
@@ -34,7 +37,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class Page:
     """One experiment, written up.
 
     Attributes:
@@ -52,27 +55,29 @@ class Sheet:
     figures: Sequence[Figure] = field(default_factory=tuple)
 
 
-def write_sheet(folder: GridFolder, sheet: Sheet) -> list[Path]:
-    """Write all files of a sheet into the grid's folder; each appears whole or not at all."""
+def write_page(folder: GridFolder, page: Page) -> list[Path]:
+    """Write all files of a page into the grid's folder."""
     out = folder.path
-    drawn = [path for figure in sheet.figures for path in _draw(figure, out / "figures")]
+    drawn = [path for figure in page.figures for path in _draw(figure, out / "figures")]
     images = [
         f"![{literal(figure.caption)}](figures/{figure.name}.svg)\n\n*{literal(figure.caption)}*"
-        for figure in sheet.figures
+        for figure in page.figures
     ]
-    page = "\n\n".join([f"# {sheet.title}", *_heading(folder), *sheet.parts, *images]) + "\n"
-    document = {"experiment": sheet.name} | folder.about | {"rows": sheet.rows}
+    text = "\n\n".join([f"# {page.title}", *_heading(folder), *page.parts, *images]) + "\n"
+    document = {"experiment": page.name} | folder.facts | {"rows": page.rows}
     document = sealed(json.loads(json.dumps(document)))  # keys as they will be read
     return [
-        write_file(out / f"{sheet.name}.md", page.encode()),
-        write_file(out / f"{sheet.name}.csv", _csv(sheet.rows).encode()),
-        write_document(out / f"{sheet.name}.json", document),
+        write_file(out / f"{page.name}.md", text.encode()),
+        write_file(out / f"{page.name}.csv", _csv(page.rows).encode()),
+        write_document(out / f"{page.name}.json", document),
         *drawn,
     ]
 
 
 def run_link(run: Run, folder: GridFolder, text: str) -> str:
-    """A Markdown link from a page of the grid to a run's folder."""
+    """A Markdown link from a page of the grid to a run's folder; plain text for a record."""
+    if not run.path.is_relative_to(folder.path):
+        return literal(text)
     relative = Path(os.path.relpath(run.path, folder.path)).as_posix()
     return f"[{literal(text)}]({quote(relative)})"
 
@@ -85,16 +90,16 @@ def run_links(runs: Sequence[Run], folder: GridFolder) -> str:
 
 def _heading(folder: GridFolder) -> list[str]:
     """Which data, and whether the runs were cut short."""
-    about, parts = folder.about, []
-    data = about.get("dataset")
+    facts, parts = folder.facts, []
+    data = facts.get("dataset")
     if data:
         parts.append(
             f"Data: {literal(data['name'])}, {data['users']:,} users, {data['items']:,} items, "
             f"{data['interactions']:,} interactions."
         )
-    if about.get("budget"):
+    if facts.get("budget"):
         parts.append(
-            f"**Shortened: every run was cut to {about['budget']:,} steps. "
+            f"**Shortened: every run was cut to {facts['budget']:,} steps. "
             "These are not results of convergence.**"
         )
     return parts

@@ -1,4 +1,4 @@
-"""What probe runs wrote down, as curves over training; shared by `drift` and `lemma`."""
+"""Runs that measured drift and the lemma, as curves over training."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 from crossbatch.reports.journal import Curve, number
 from crossbatch.reports.plots import Mark
 from crossbatch.reports.variants import MODEL_NAMES
-from crossbatch.reproduce.folder import COLORS, TITLES, GridFolder, place_of
+from crossbatch.reproduce.design import STRATEGIES, strategy_color, strategy_title
+from crossbatch.reproduce.folder import GridFolder, run_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from crossbatch.reports.runs import Run
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
-    """A probe run and where it stands."""
+class ProbeRun:
+    """A run that measured drift and the lemma."""
 
     run: Run
     model: str
@@ -27,12 +28,12 @@ class Probed:
     @property
     def title(self) -> str:
         """The strategy in print."""
-        return TITLES.get(self.strategy, self.strategy)
+        return strategy_title(self.strategy)
 
     @property
     def color(self) -> int:
         """The strategy's colour, the same in every figure."""
-        return COLORS.get(self.strategy, len(COLORS))
+        return strategy_color(self.strategy)
 
     @property
     def model_title(self) -> str:
@@ -48,8 +49,8 @@ class Probed:
         """A measured value over training."""
         return self.run.journal.curve("probe", "step", *path)
 
-    def records(self, measured: str) -> list[dict[str, Any]]:
-        """Every measurement of a kind, as a sheet's JSON keeps it."""
+    def measurements(self, measured: str) -> list[dict[str, Any]]:
+        """Every measurement of a kind, as JSON keeps it."""
         return [
             {
                 "model": self.model,
@@ -63,27 +64,23 @@ class Probed:
         ]
 
 
-def read_probes(folder: GridFolder) -> list[Probed]:
+def read_probes(folder: GridFolder) -> list[ProbeRun]:
     """The probe runs of a grid, models in the order of the tables."""
-    found = []
-    for run in folder.runs("probes"):
-        place = place_of(run)
-        found.append(Probed(run, place.model, place.strategy))
-    models, strategies = list(MODEL_NAMES), list(TITLES)
+    named = [(run, run_name(run)) for run in folder.runs("probes")]
     return sorted(
-        found,
-        key=lambda probed: (
-            models.index(probed.model) if probed.model in models else len(models),
-            strategies.index(probed.strategy) if probed.strategy in strategies else len(strategies),
-        ),
+        (ProbeRun(run, name.model, name.strategy) for run, name in named),
+        key=lambda probe: (_place(probe.model, MODEL_NAMES), _place(probe.strategy, STRATEGIES)),
     )
 
 
-def warmup_marks(probes: Sequence[Probed], model: str) -> list[Mark]:
+def _place(name: str, known: Collection[str]) -> int:
+    """Position among the known names, which others come after."""
+    return list(known).index(name) if name in known else len(known)
+
+
+def warmup_marks(probes: Sequence[ProbeRun], model: str) -> list[Mark]:
     """The end of the warm-up that the banked runs of a model chose."""
-    steps = dict.fromkeys(
-        probed.warmup for probed in probes if probed.model == model and probed.warmup
-    )
+    steps = dict.fromkeys(probe.warmup for probe in probes if probe.model == model and probe.warmup)
     return [Mark(step, "warm-up ends") for step in steps if step is not None]
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
-from contextlib import contextmanager
+import signal
 from dataclasses import replace
 
 import pytest
 import torch
 
-from crossbatch.reproduce.probe import INTERVALS, StabilityProbe
+from crossbatch.reproduce.stability_probe import INTERVALS, StabilityProbe
 from crossbatch.training import Interrupted, fit
 from crossbatch.training.build import build_trainer, resolve
 
@@ -109,18 +108,19 @@ def test_in_batch_runs_have_drift_and_no_lemma(dataset, tmp_path):
     assert all(set(event["drift"]) == {"1", "5", "10"} for event in probes(tmp_path / "run"))
 
 
-def test_a_resumed_run_measures_the_same(probed, dataset, tmp_path, monkeypatch):
+class Stopping(StabilityProbe):
+    """Presses Ctrl-C after step 40."""
+
+    def __call__(self, trainer, step):
+        if step == 40:
+            signal.raise_signal(signal.SIGINT)
+        return super().__call__(trainer, step)
+
+
+def test_a_resumed_run_measures_the_same(probed, dataset, tmp_path):
     """Stopped right after the checkpoint at step 40: the window after it is measured whole."""
-    asked = itertools.count(1)
-
-    @contextmanager
-    def flag(**_):
-        yield lambda: next(asked) == 40
-
-    with monkeypatch.context() as patch:
-        patch.setattr("crossbatch.training.run.interrupt_flag", flag)
-        with pytest.raises(Interrupted):
-            fit(dataset, RECIPE, tmp_path / "run", probe=StabilityProbe(dataset, RECIPE))
+    with pytest.raises(Interrupted):
+        fit(dataset, RECIPE, tmp_path / "run", probe=Stopping(dataset, RECIPE))
     fit(dataset, RECIPE, tmp_path / "run", resume=True, probe=StabilityProbe(dataset, RECIPE))
     ours, theirs = probes(tmp_path / "run"), probes(probed[0])
     assert [event["step"] for event in ours] == [event["step"] for event in theirs]

@@ -11,9 +11,9 @@ import pytest
 from crossbatch.errors import DataError
 from crossbatch.reproduce.curves import curve_plots, write_curves
 from crossbatch.reproduce.drift import drift_plots, write_drift
-from crossbatch.reproduce.folder import GridFolder, place_of
+from crossbatch.reproduce.folder import GridFolder, run_name
 from crossbatch.reproduce.lemma import write_lemma
-from crossbatch.reproduce.probes import read_probes
+from crossbatch.reproduce.probe_runs import read_probes
 
 from .conftest import events, page_tables
 
@@ -39,10 +39,10 @@ def probe_events(strategy: str) -> list[dict]:
 
 
 @pytest.fixture
-def grid(make_cell, tmp_path):
+def grid(make_grid_run, tmp_path):
     for strategy in ("in_batch", "cross_batch", "balanced"):
         journal = probe_events(strategy)
-        make_cell("mind", strategy, 0, np.ones(3), part="probes", journal=journal)
+        make_grid_run("mind", strategy, 0, np.ones(3), part="probes", journal=journal)
     return GridFolder(tmp_path / "grid")
 
 
@@ -112,9 +112,9 @@ def test_without_probes_the_remedy_is_named(tmp_path):
             write(GridFolder(tmp_path))
 
 
-def test_curves_are_means_over_seeds_up_to_the_first_stop(make_cell, tmp_path):
-    make_cell("mind", "in_batch", 0, np.ones(3), journal=events((0.02, 0.06, 0.10)))
-    make_cell("mind", "in_batch", 1, np.ones(3), journal=events((0.04, 0.04)))
+def test_curves_are_means_over_seeds_up_to_the_first_stop(make_grid_run, tmp_path):
+    make_grid_run("mind", "in_batch", 0, np.ones(3), journal=events((0.02, 0.06, 0.10)))
+    make_grid_run("mind", "in_batch", 1, np.ones(3), journal=events((0.04, 0.04)))
     folder = GridFolder(tmp_path / "grid")
     recall, ndcg = curve_plots(folder.table_runs())
     assert recall.lines[0].curve.x == (100.0, 200.0)
@@ -128,8 +128,8 @@ def test_curves_are_means_over_seeds_up_to_the_first_stop(make_cell, tmp_path):
     assert len(rows) == 5  # every evaluation of every run
 
 
-def test_a_foreign_folder_in_the_grid_is_named(make_cell, tmp_path):
-    path = make_cell("mind", "in_batch", 0, np.ones(3))
+def test_a_foreign_folder_in_the_grid_is_named(make_grid_run, tmp_path):
+    path = make_grid_run("mind", "in_batch", 0, np.ones(3))
     path.rename(path.with_name("mine"))
     with pytest.raises(DataError, match="like youtube_dnn-in_batch-s0"):
         GridFolder(tmp_path / "grid").table_runs()
@@ -142,9 +142,9 @@ def test_a_foreign_folder_in_the_grid_is_named(make_cell, tmp_path):
         ("mind-balanced-M10112-s12", ("mind", "balanced", 10112, 12)),
     ],
 )
-def test_names_are_read_back(make_cell, tmp_path, name, place):
-    path = make_cell("mind", "in_batch", 0, np.ones(3))
+def test_names_are_read_back(make_grid_run, tmp_path, name, place):
+    path = make_grid_run("mind", "in_batch", 0, np.ones(3))
     path.rename(path.with_name(name))
     (run,) = GridFolder(tmp_path / "grid").runs()
-    found = place_of(run)
+    found = run_name(run)
     assert (found.model, found.strategy, found.capacity, found.seed) == place
