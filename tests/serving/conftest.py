@@ -14,7 +14,10 @@ from crossbatch.training import fit
 from crossbatch.training.run_folder import SavedRun, open_run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    import torch
 
 TRAIN = {"batch_size": 32, "max_steps": 40, "eval_every": 40, "lr": 0.02, "threads": 1}
 
@@ -34,9 +37,10 @@ def trained(
     *,
     train: dict[str, object] | None = None,
     temperature: float = 1.0,
+    own_model: Callable[[Recipe, Dataset], torch.nn.Module] | None = None,
     **model: object,
 ) -> Path:
-    """A run of seconds."""
+    """A run of seconds, with the recipe's towers or with those of a caller."""
     recipe = Recipe.from_dict(
         {
             "model": {"dim": 8} | model,
@@ -45,7 +49,7 @@ def trained(
             "train": TRAIN | (train or {}),
         }
     )
-    fit(dataset, recipe, out)
+    fit(dataset, recipe, out, model=None if own_model is None else own_model(recipe, dataset))
     return out
 
 

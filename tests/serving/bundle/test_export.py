@@ -9,9 +9,12 @@ import torch
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.retrieval import ExactIndex, IndexFacts
-from crossbatch.serving import export_bundle, open_bundle
-from crossbatch.serving.bundle import graph, parity, towers, writing
-from crossbatch.serving.from_run import run_profiles, run_recommender
+from crossbatch.serving import BundleError, export_bundle, open_bundle
+from crossbatch.serving.bundle import export, graph, parity, writing
+from crossbatch.serving.from_run import open_recommender, run_profiles, run_recommender
+from crossbatch.training.build import build_towers
+
+from ..conftest import trained
 
 
 def test_a_bundle_scores_as_the_towers_do(content_saved, content_bundle):
@@ -47,6 +50,19 @@ def test_run_and_bundle_recommend_the_same(content_saved, content_bundle, shop):
     for mine, other in zip(ours, theirs, strict=True):
         assert [item.key for item in mine.items] == [item.key for item in other.items]
         assert [item.interest for item in mine.items] == [item.interest for item in other.items]
+
+
+def test_a_run_with_towers_of_the_callers_own_is_refused(shop, tmp_path):
+    """Even where the weights would fit the recipe's towers, which are not what was trained."""
+    run = trained(shop, tmp_path / "run", own_model=build_towers, name="youtube_dnn")
+    with pytest.raises(DataError, match="model of the caller's own, of class TwoTower") as caught:
+        export_bundle(run, tmp_path / "bundle")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "bundle").exists()
+    with pytest.raises(DataError, match="model of the caller's own"):
+        open_recommender(run)
+    with pytest.raises(BundleError, match="is not a bundle"):  # all that a server opens
+        open_bundle(run)
 
 
 def test_a_bundle_needs_nothing_but_itself(content_run, content_bundle, tmp_path):
@@ -131,16 +147,16 @@ def test_an_approximate_index_comes_with_its_recall(id_run, tmp_path):
 
 
 @pytest.mark.parametrize("part", ["weights", "graph", "index"])
-def test_a_bundle_that_answers_otherwise_is_never_born(id_run, tmp_path, monkeypatch, part):
+def test_a_bundle_whose_answers_differ_is_not_written(id_run, tmp_path, monkeypatch, part):
     """Each part in turn goes slightly wrong; nothing is left behind."""
     if part == "weights":
-        split = towers.split_state
+        split = export.split_state
 
         def wrong(pair):
             items, users = split(pair)
             return items, {name: value * 1.001 for name, value in users.items()}
 
-        monkeypatch.setattr(towers, "split_state", wrong)
+        monkeypatch.setattr(export, "split_state", wrong)
     elif part == "graph":
         right = graph.UserGraph.forward
         monkeypatch.setattr(
