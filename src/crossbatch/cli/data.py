@@ -164,9 +164,8 @@ def describe_command(
 
     Example: crossbatch data describe shop --picture shop.png
     """
-    from crossbatch.data.dataset.describe import describe
+    from crossbatch.data.dataset.describe import describe, plot
     from crossbatch.data.dataset.memory_mapped import open_dataset
-    from crossbatch.data.dataset.plot import draw
 
     opened = open_dataset(dataset)
     if verify:
@@ -177,7 +176,7 @@ def describe_command(
     else:
         _print_facts(facts, dataset)
     if picture is not None:
-        draw(opened, picture)
+        plot(opened, picture)
         typer.echo(f"picture written to {picture}", err=as_json)
 
 

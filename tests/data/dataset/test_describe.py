@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from crossbatch.data import Dataset, describe
-from crossbatch.data.dataset.plot import draw
+from crossbatch.data.dataset.describe import plot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def test_a_picture_is_drawn_the_same_each_time(
 ) -> None:
     pytest.importorskip("matplotlib")
     for name in ("a", "b"):
-        draw(dataset, tmp_path / f"{name}{suffix}")
+        plot(dataset, tmp_path / f"{name}{suffix}")
     data = (tmp_path / f"a{suffix}").read_bytes()
     assert len(data) > 5_000
     if suffix == ".png":
@@ -73,5 +73,7 @@ def test_a_picture_is_drawn_the_same_each_time(
 
 
 def test_the_collision_rate_is_the_sum_of_squares(dataset: Dataset) -> None:
-    law = np.asarray(dataset.sampler_law)
-    assert describe(dataset)["popularity"]["collision"] == pytest.approx(float((law * law).sum()))
+    probabilities = np.asarray(dataset.sampler_law)
+    assert describe(dataset)["popularity"]["collision"] == pytest.approx(
+        float((probabilities**2).sum())
+    )

@@ -16,8 +16,8 @@ from torch.nn import functional
 from crossbatch.data import Dataset, PrepareOptions, open_dataset, open_source, prepare
 from crossbatch.data.readers.source import Tally
 from crossbatch.data.synthetic import SynthOptions, log, synthetic_source, write_raw
+from crossbatch.data.synthetic.catalogue import made_up_words
 from crossbatch.data.synthetic.item_assignment import permuted, places_in_group, spread_repeats
-from crossbatch.data.synthetic.title_words import coined
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -119,7 +119,10 @@ def test_swapping_repeats_keeps_every_topic_s_items() -> None:
 
 
 def test_coined_words_are_distinct() -> None:
-    assert len(set(coined(30_000).tolist()) | set(coined(5_000, salt=1).tolist())) == 35_000
+    assert (
+        len(set(made_up_words(30_000).tolist()) | set(made_up_words(5_000, salt=1).tolist()))
+        == 35_000
+    )
 
 
 @pytest.mark.parametrize(

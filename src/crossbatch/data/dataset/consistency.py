@@ -1,4 +1,4 @@
-"""Whether a dataset's arrays fit together: after this no index can point outside of an array."""
+"""Check that a dataset's arrays fit together, so that no index points outside an array."""
 
 from __future__ import annotations
 
@@ -14,20 +14,15 @@ if TYPE_CHECKING:
     from crossbatch.data.dataset.memory_mapped import Dataset
 
 
-def check_sound(dataset: Dataset) -> None:
+def check_consistency(dataset: Dataset) -> None:
     """Raise `DataError` at the first array that does not fit the others.
 
-    Checksums tell whether files changed since they were written; this tells whether whoever wrote
-    them meant well.
+    Checksums show that files are as they were written; this check also covers a dataset that was
+    written by a faulty or hostile program.
     """
     try:
         _check(dataset)
-    except (
-        AttributeError,
-        IndexError,
-        KeyError,
-        TypeError,
-    ) as error:  # no array of its kind at all
+    except (AttributeError, IndexError, KeyError, TypeError) as error:  # a wrong kind of array
         raise DataError(f"the dataset contradicts itself ({error}): prepare it again") from error
 
 
@@ -36,9 +31,9 @@ def _check(dataset: Dataset) -> None:
     _require(num_items > 0 and num_users > 0, "the counts are not positive")
     _require(dataset.min_history > 0, "histories may be empty")
     offsets = dataset.offsets
-    _require(_whole(offsets) and len(offsets) == num_users + 1, "offsets do not fit the users")
-    _require(_rising(offsets, n), "offsets do not rise from 0 to the number of items")
-    _require(_whole(dataset.times) and len(dataset.times) == n, "times do not fit the items")
+    _require(_integers(offsets) and len(offsets) == num_users + 1, "offsets do not fit the users")
+    _require(_ascending(offsets, n), "offsets do not rise from 0 to the number of items")
+    _require(_integers(dataset.times) and len(dataset.times) == n, "times do not fit the items")
     _require(_within(dataset.items, 1, num_items), "items hold ids out of range")
     for name in ("item_counts", "sampler_law"):
         values = getattr(dataset, name)
@@ -48,7 +43,7 @@ def _check(dataset: Dataset) -> None:
     _check_keys(dataset)
     for split in ("valid", "test"):
         users, cuts, ends = dataset.part(split)
-        fit = all(map(_whole, (cuts, ends))) and users.shape == cuts.shape == ends.shape
+        fit = all(map(_integers, (cuts, ends))) and users.shape == cuts.shape == ends.shape
         _require(fit, f"{split} arrays differ in length")
         _require(_within(users, 0, num_users - 1), f"{split} users are out of range")
         inside = (offsets[users] <= cuts) & (cuts <= ends) & (ends <= offsets[users + 1])
@@ -63,7 +58,7 @@ def _check(dataset: Dataset) -> None:
 
 def _check_training(dataset: Dataset) -> None:
     users, ends = dataset.training_arrays()
-    fit = _whole(ends) and users.shape == ends.shape and len(users) > 0
+    fit = _integers(ends) and users.shape == ends.shape and len(users) > 0
     _require(fit, "training arrays differ in length")
     _require(_within(users, 0, dataset.num_users - 1), "training users are out of range")
     starts, longest = dataset.offsets[users], dataset.offsets[users + 1]
@@ -75,9 +70,9 @@ def _check_keys(dataset: Dataset) -> None:
     item_rows = dataset.num_items + 1
     for name, rows in (("item", item_rows), ("user", dataset.num_users)):
         keys = StringTable(dataset.path, f"{name}_keys")
-        _require(keys.sound and len(keys) == rows, f"{name} keys do not fit")
+        _require(keys.is_valid and len(keys) == rows, f"{name} keys do not fit")
     titles = dataset.title_table()
-    fit = titles is None or (titles.sound and len(titles) == item_rows)
+    fit = titles is None or (titles.is_valid and len(titles) == item_rows)
     _require(fit, "item titles do not fit")
 
 
@@ -91,17 +86,17 @@ def _check_feature(feature: Feature, rows: int) -> None:
     if offsets is None:
         _require(len(values) == rows, f"feature {name!r} does not fit its rows")
     else:
-        fits = _whole(offsets) and len(offsets) == rows + 1 and _rising(offsets, len(values))
+        fits = _integers(offsets) and len(offsets) == rows + 1 and _ascending(offsets, len(values))
         _require(fits, f"feature {name!r} does not fit its rows")
 
 
-def _rising(offsets: np.ndarray, end: int) -> bool:
+def _ascending(offsets: np.ndarray, end: int) -> bool:
     return offsets[0] == 0 and offsets[-1] == end and bool((np.diff(offsets) >= 0).all())
 
 
 def _within(values: np.ndarray, low: int, high: int) -> bool:
-    """Whether whole numbers lie in low … high."""
-    if not _whole(values):
+    """Whether the values are integers in low … high."""
+    if not _integers(values):
         return False
     return not len(values) or (values.min() >= low and values.max() <= high)
 
@@ -110,10 +105,10 @@ def _finite(values: np.ndarray) -> bool:
     return np.issubdtype(values.dtype, np.number) and bool(np.isfinite(values).all())
 
 
-def _whole(values: np.ndarray) -> bool:
+def _integers(values: np.ndarray) -> bool:
     return values.ndim == 1 and np.issubdtype(values.dtype, np.integer)
 
 
-def _require(sound: bool, what: str) -> None:
-    if not sound:
+def _require(fits: bool, what: str) -> None:
+    if not fits:
         raise DataError(f"the dataset contradicts itself ({what}): prepare it again")

@@ -1,4 +1,4 @@
-"""What is in a dataset: the numbers that decide which model and sampler make sense."""
+"""What is in a dataset, as numbers (`describe`) and as a picture (`plot`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from crossbatch.errors import ConfigError
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from crossbatch.data.dataset.memory_mapped import Dataset
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+INK, SECOND = "#1f4e79", "#c0504d"
+# equal datasets give equal files
+NO_DATE: dict[str, dict[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 LENGTH_EDGES = (1, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
@@ -38,6 +45,70 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     }
 
 
+def plot(dataset: Dataset, path: Path) -> None:
+    """Write four panels as PNG, SVG or PDF, by the file's suffix.
+
+    Raises:
+        ConfigError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # not pyplot: no global state, no display
+    except ImportError as error:
+        raise ConfigError("a picture needs matplotlib: pip install 'crossbatch[report]'") from error
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    axes = figure.subplots(2, 2)
+    _plot_lengths(axes[0, 0], dataset)
+    _plot_popularity(axes[0, 1], dataset)
+    _plot_activity(axes[1, 0], dataset)
+    _plot_splits(axes[1, 1], dataset)
+    counts = dataset.manifest["counts"]
+    figure.suptitle(
+        f"{dataset.path.name}: {counts['users']:,} users, {counts['items']:,} items, "
+        f"{counts['interactions']:,} interactions"
+    )
+    figure.savefig(path, dpi=120, metadata=NO_DATE.get(path.suffix))
+
+
+def _plot_lengths(axis: Any, dataset: Dataset) -> None:
+    lengths = np.maximum(np.diff(dataset.offsets), 1)
+    edges = np.unique(np.round(np.geomspace(1, lengths.max() + 1, 40)))
+    axis.hist(lengths, bins=edges, color=INK)
+    axis.axvline(np.median(lengths), color=SECOND, label=f"median {np.median(lengths):.0f}")
+    axis.set(
+        xscale="log", xlabel="interactions of a user", ylabel="users", title="Sequence lengths"
+    )
+    axis.legend()
+
+
+def _plot_popularity(axis: Any, dataset: Dataset) -> None:
+    ranks = np.unique(np.round(np.geomspace(1, dataset.num_items, 400)).astype(np.int64)) - 1
+    counts = np.sort(dataset.item_counts[1:])[::-1].astype(np.float64)
+    positives = np.sort(dataset.sampler_law[1:])[::-1]
+    axis.plot(ranks + 1, counts[ranks] / counts.sum(), color=INK, label="training frequency")
+    axis.plot(ranks + 1, positives[ranks], color=SECOND, linestyle="--", label="batch positives")
+    axis.set(
+        xscale="log", yscale="log", xlabel="rank", ylabel="probability", title="Item popularity"
+    )
+    axis.legend()
+
+
+def _plot_activity(axis: Any, dataset: Dataset) -> None:
+    days = dataset.times / 86_400e6
+    axis.hist(1970 + days / 365.2425, bins=60, color=INK)
+    axis.set(xlabel="year", ylabel="interactions", title="Activity over time")
+
+
+def _plot_splits(axis: Any, dataset: Dataset) -> None:
+    counts = dataset.manifest["counts"]
+    names = ("train samples", "valid targets", "test targets")
+    sizes = (counts["eligible_samples"], counts["valid_targets"], counts["test_targets"])
+    bars = axis.barh(names, sizes, color=(INK, SECOND, SECOND))
+    axis.bar_label(bars, labels=[f"{size:,}" for size in sizes], padding=3)
+    axis.set(xscale="log", title=f"Split by {dataset.manifest['options']['split']}")
+    axis.invert_yaxis()
+    axis.margins(x=0.3)
+
+
 def _lengths(lengths: np.ndarray) -> dict[str, Any]:
     edges = [*LENGTH_EDGES, max(int(lengths.max()) + 1, LENGTH_EDGES[-1] + 1)]
     counts, _ = np.histogram(lengths, bins=edges)
@@ -50,7 +121,7 @@ def _lengths(lengths: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _popularity(counts: np.ndarray, law: np.ndarray) -> dict[str, Any]:
+def _popularity(counts: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
     ordered = np.sort(counts)[::-1].astype(np.float64)
     total = max(ordered.sum(), 1.0)
     ranks = np.arange(1, len(ordered) + 1)
@@ -65,8 +136,8 @@ def _popularity(counts: np.ndarray, law: np.ndarray) -> dict[str, Any]:
         "gini": gini,
         "head_shares": head,
         # two rows of a batch hold the same positive with this probability: Σ q²
-        "collision": float((law**2).sum()),
-        "never_positive": int((law == 0).sum()),
+        "collision": float((probabilities**2).sum()),
+        "never_positive": int((probabilities == 0).sum()),
     }
 
 

@@ -1,14 +1,12 @@
-"""Content columns as arrays: one encoder a kind, fitted once, able to encode new items later.
-
-Every encoder keeps all it needs in `settings` (JSON) and `vocabulary` (strings), nothing else.
-"""
+"""Encoders of content columns: fitted once on a dataset, then able to encode new items."""
 
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import polars as pl
@@ -31,41 +29,36 @@ class Encoded(NamedTuple):
     num_values: int
 
 
-class Encoder(Protocol):
-    """Turns a column into arrays; `feature_kind` says in which layout."""
+class Encoder(ABC):
+    """Turns a column into arrays; all it has learned is in its settings and its vocabulary.
 
-    feature_kind: ClassVar[str]
-    settings: dict[str, Any]
-    vocabulary: pl.Series | None
+    Args:
+        settings: Plain values, stored as JSON.
+        vocabulary: Known values, for encoders that have one.
+    """
 
-    @classmethod
-    def fit(cls, column: pl.Series, spec: Column) -> Self:
-        """Learn vocabulary or statistics from the items (or users) of the dataset."""
-        ...
-
-    @classmethod
-    def restore(cls, settings: dict[str, Any], vocabulary: pl.Series | None) -> Self:
-        """Rebuild an encoder from what it stored."""
-        ...
-
-    def encode(self, column: pl.Series) -> Encoded:
-        """Encode a column, of the dataset or of new items.  Shape `[R]`."""
-        ...
-
-
-class Stored:
-    """The state that all encoders share: JSON settings and, for some, a vocabulary."""
+    feature_kind: ClassVar[str]  # the layout of the arrays, see `Feature.kind`
 
     def __init__(self, settings: dict[str, Any], vocabulary: pl.Series | None = None) -> None:
         self.settings, self.vocabulary = settings, vocabulary
 
     @classmethod
-    def restore(cls, settings: dict[str, Any], vocabulary: pl.Series | None) -> Self:
-        """Rebuild an encoder from what it stored."""
-        return cls(settings, vocabulary)
+    @abstractmethod
+    def fit(cls, column: pl.Series, spec: Column) -> Self:
+        """Learn vocabulary or statistics from the items (or users) of the dataset."""
+
+    @abstractmethod
+    def encode(self, column: pl.Series) -> Encoded:
+        """Encode a column, of the dataset or of new items.  Shape `[R]`."""
+
+    def known_values(self) -> pl.Series:
+        """Return the vocabulary, which an encoder that needs one must have."""
+        if self.vocabulary is None:
+            raise DataError("a stored feature lost its vocabulary: prepare the dataset again")
+        return self.vocabulary
 
 
-class Categorical(Stored):
+class Categorical(Encoder):
     """One value a row.  Ids from 1 by descending frequency; 0 is unknown or missing."""
 
     feature_kind: ClassVar[str] = "categorical"
@@ -77,12 +70,12 @@ class Categorical(Stored):
 
     def encode(self, column: pl.Series) -> Encoded:
         """Return ids.  Values `[R]`, int32."""
-        vocabulary = _stored(self)
+        vocabulary = self.known_values()
         ids = _look_up(_clean(column), vocabulary).to_numpy().astype(np.int32)
         return Encoded(ids, None, len(vocabulary) + 1)
 
 
-class MultiValued(Stored):
+class MultiValued(Encoder):
     """Any number of values a row; those outside the vocabulary are left out."""
 
     feature_kind: ClassVar[str] = "multi_valued"
@@ -95,14 +88,14 @@ class MultiValued(Stored):
 
     def encode(self, column: pl.Series) -> Encoded:
         """Return bags of ids.  Values int32, offsets `[R + 1]`."""
-        vocabulary = _stored(self)
+        vocabulary = self.known_values()
         parts = _exploded(column, self.settings["separator"])
         parts = parts.with_columns(_look_up(parts["value"], vocabulary).alias("id"))
         return _bags(parts.filter(pl.col("id") > 0), len(column), len(vocabulary) + 1)
 
 
-class HashedText(Stored):
-    """Words, lower-cased, as a bag of hash buckets: no vocabulary to keep, new words included."""
+class HashedText(Encoder):
+    """Words, lower-cased, as a bag of hash buckets: no vocabulary to store, new words included."""
 
     feature_kind: ClassVar[str] = "multi_valued"
 
@@ -118,14 +111,14 @@ class HashedText(Stored):
         parts = parts.explode("value").drop_nulls("value")
         buckets = self.settings["buckets"]
         distinct = parts["value"].unique(maintain_order=True)
-        # CRC-32 is the same everywhere and for ever; the engine's own hash promises neither
+        # CRC-32 never changes; the hash of polars may, between versions
         numbers = [1 + zlib.crc32(word.encode()) % (buckets - 1) for word in distinct.to_list()]
         table = pl.DataFrame({"value": distinct, "id": pl.Series(numbers, dtype=pl.UInt32)})
         joined = parts.join(table, on="value", how="left", maintain_order="left")
         return _bags(joined, len(column), buckets)
 
 
-class Numeric(Stored):
+class Numeric(Encoder):
     """A number, standardised, beside a flag that says whether it is missing."""
 
     feature_kind: ClassVar[str] = "numeric"
@@ -149,7 +142,7 @@ class Numeric(Stored):
         return Encoded(pair.astype(np.float32), None, 2)
 
 
-class Dense(Stored):
+class Dense(Encoder):
     """A vector of fixed length a row, kept as float16; missing rows are zero."""
 
     feature_kind: ClassVar[str] = "dense"
@@ -183,7 +176,7 @@ class Dense(Stored):
         return Encoded(values, None, size)
 
 
-class SentenceVectors(Stored):
+class SentenceVectors(Encoder):
     """Text as vectors of a sentence-transformers model on disk, kept as float16."""
 
     feature_kind: ClassVar[str] = "dense"
@@ -243,12 +236,6 @@ def _look_up(values: pl.Series, vocabulary: pl.Series) -> pl.Series:
     return joined["id"].fill_null(UNKNOWN)
 
 
-def _stored(encoder: Stored) -> pl.Series:
-    if encoder.vocabulary is None:
-        raise DataError("a stored feature lost its vocabulary: prepare the dataset again")
-    return encoder.vocabulary
-
-
 def _exploded(column: pl.Series, separator: str) -> pl.DataFrame:
     """One row a value: `row` is where it came from."""
     lists = column if column.dtype == pl.List else column.cast(pl.String).str.split(separator)
@@ -264,7 +251,7 @@ def _bags(parts: pl.DataFrame, num_rows: int, num_values: int) -> Encoded:
 
 
 def _numbers(column: pl.Series) -> np.ndarray:
-    """The numbers as float64; what no float32 can hold counts as missing, like what is none."""
+    """The numbers as float64; what float32 cannot hold counts as missing."""
     numbers = np.array(column.cast(pl.Float64, strict=False).to_numpy(), dtype=np.float64)
     numbers[np.abs(numbers) > LARGEST] = np.nan
     return numbers

@@ -113,7 +113,7 @@ def read_encoders(folder: Path) -> dict[str, Encoder]:
         if (folder / f"{entry['stem']}.vocabulary.bytes.npy").is_file():
             strings = StringTable(folder, f"{entry['stem']}.vocabulary").tolist()
             vocabulary = pl.Series(strings, dtype=pl.String)
-        encoders[name] = ENCODERS[entry["encoder"]].restore(entry["settings"], vocabulary)
+        encoders[name] = ENCODERS[entry["encoder"]](entry["settings"], vocabulary)
     return encoders
 
 

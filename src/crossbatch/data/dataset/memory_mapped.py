@@ -20,7 +20,7 @@ from crossbatch.data.dataset.batches import (
     eval_batches,
     training_batches,
 )
-from crossbatch.data.dataset.consistency import check_sound
+from crossbatch.data.dataset.consistency import check_consistency
 from crossbatch.data.dataset.features import Feature, encode_table, read_encoders, read_features
 from crossbatch.data.dataset.key_index import KeyIndex, sorted_hashes
 from crossbatch.data.dataset.manifest import read_manifest
@@ -84,8 +84,8 @@ class Dataset:
             batch_size: B, distinct users in a batch.
             seed: Batch number i depends on the seed and i alone.
             history_length: L, the most recent items that are shown.
-            start: Number of the first batch: a run that stopped after n batches goes on at n.
-            later: Whether to add what came after each positive, `batch.later`.
+            start: Number of the first batch: a run that stopped after n batches resumes at n.
+            later: Whether to add the items that came after each positive, `batch.later`.
         """
         return training_batches(
             self._training,
@@ -110,7 +110,7 @@ class Dataset:
             split: "valid" or "test".
             batch_size: Samples in a batch; the last may be short.
             history_length: L, the most recent items that are shown.
-            max_users: Only so many samples: a random choice, the same one at every call.
+            max_users: At most so many samples: a random choice, the same one at every call.
         """
         if batch_size < 1 or history_length < 1:
             raise ConfigError(
@@ -197,7 +197,7 @@ class Dataset:
         """Check every file, and that the arrays fit together.
 
         Raises:
-            DataError: If a file differs from the manifest's checksum, or points out of another.
+            DataError: If a file differs from its checksum, or the arrays contradict each other.
         """
         for name, expected in self._files.items():
             path = listed_file(self.path, name)
@@ -205,7 +205,7 @@ class Dataset:
                 raise DataError(f"{self.path} lists {name!r}, which is no file of the dataset")
             if not is_as_written(path, expected):
                 raise DataError(f"{path} is missing or was changed: prepare the dataset again")
-        check_sound(self)
+        check_consistency(self)
 
     def training_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the training users and where the training part of each ends.  `[T]`, int64."""

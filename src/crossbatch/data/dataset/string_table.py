@@ -66,10 +66,10 @@ class StringTable:
         return [whole[start:end].decode("utf-8", "replace") for start, end in pairwise(ends)]
 
     @property
-    def sound(self) -> bool:
-        """Whether every string lies inside of the bytes, after the one before."""
-        rising = bool((np.diff(self._offsets) >= 0).all())
-        return rising and self._offsets[0] == 0 and self._offsets[-1] == len(self._bytes)
+    def is_valid(self) -> bool:
+        """Whether every string lies inside the bytes, after the one before."""
+        ascending = bool((np.diff(self._offsets) >= 0).all())
+        return ascending and self._offsets[0] == 0 and self._offsets[-1] == len(self._bytes)
 
 
 def byte_order(strings: pl.Series) -> np.ndarray:

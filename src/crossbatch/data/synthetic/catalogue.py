@@ -1,4 +1,4 @@
-"""The items: how many each topic has, how popular each is, and their content."""
+"""The items of a synthetic log: how many each topic has, their popularity and their content."""
 
 from __future__ import annotations
 
@@ -7,11 +7,25 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from crossbatch.data.synthetic.title_words import ADJECTIVES, CATEGORY_NAMES, NOUNS, coined
 from crossbatch.data.synthetic.topic_visits import TOPICS
 
-MIN_COUNT = 5  # every item gets so many interactions, so that the usual filter keeps all
+MIN_COUNT = 5  # interactions of every item and user, at least, so that the default filter keeps all
 ITEM_EXPONENT = 1.0  # Zipf exponent inside a topic
+CATEGORY_NAMES = (
+    "Astronomy", "Baking", "Chess", "Drawing", "Ecology", "Fishing", "Gardening", "History",
+    "Illusions", "Jazz", "Knitting", "Languages", "Mountains", "Navigation", "Origami", "Poetry",
+    "Quilting", "Robotics", "Sailing", "Travel", "Urbanism", "Volcanoes", "Weaving", "Zoology",
+)  # fmt: skip
+ADJECTIVES = (
+    "quiet", "hidden", "golden", "last", "early", "little", "distant", "broken", "open", "lost",
+    "northern", "silver", "endless", "simple", "second", "forgotten",
+)  # fmt: skip
+NOUNS = (
+    "river", "garden", "letter", "house", "winter", "machine", "island", "morning", "window",
+    "road", "mirror", "season", "harbour", "forest", "clock", "stranger",
+)  # fmt: skip
+_ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "br", "tr")
+_VOWELS = ("a", "e", "i", "o", "u", "ai", "eo", "ia")
 
 
 class Catalogue(NamedTuple):
@@ -21,7 +35,7 @@ class Catalogue(NamedTuple):
         topics: Topic of each item.  Shape `[I]`, int64.
         bounds: Running sum of the items' interactions; ends at their number.  Shape `[I]`, int64.
         topic_starts: Interactions of all topics before each topic.  Shape `[num_topics + 1]`.
-        keys: Numbers under which the items appear, in no telling order.  Shape `[I]`, int64.
+        keys: Numbers of the items in the log, in random order.  Shape `[I]`, int64.
     """
 
     topics: np.ndarray
@@ -30,11 +44,11 @@ class Catalogue(NamedTuple):
     keys: np.ndarray
 
 
-def stock(rng: np.random.Generator, visits: np.ndarray, num_items: int) -> Catalogue:
-    """Spread items over topics by demand, and demand over the items of a topic by Zipf's law.
+def make_catalogue(rng: np.random.Generator, visits: np.ndarray, num_items: int) -> Catalogue:
+    """Distribute items over topics by demand, and demand over the items of a topic by Zipf's law.
 
     Args:
-        rng: Decides the items' keys.
+        rng: Draws the items' keys.
         visits: Interactions of each topic.  Shape `[num_topics]`, int64.
         num_items: I.
     """
@@ -68,12 +82,12 @@ def _sizes(visits: np.ndarray, num_items: int) -> np.ndarray:
 
 
 def item_table(catalogue: Catalogue, rng: np.random.Generator) -> pl.DataFrame:
-    """Return the items' content: words of the title tell topic and category, the rest is noise."""
+    """Return the items' content: two words of the title depend on topic and category."""
     topics, num_items = catalogue.topics, len(catalogue.topics)
     categories = topics // TOPICS
     names = category_names(int(categories.max()) + 1)
-    topic_words = coined(3 * (int(topics.max()) + 1))
-    category_words = coined(4 * len(names), salt=1)
+    topic_words = made_up_words(3 * (int(topics.max()) + 1))
+    category_words = made_up_words(4 * len(names), salt=1)
     pick = rng.integers(0, 2**31, size=(5, num_items))
     words = {
         "adjective": np.array(ADJECTIVES)[pick[0] % len(ADJECTIVES)],
@@ -88,14 +102,14 @@ def item_table(catalogue: Catalogue, rng: np.random.Generator) -> pl.DataFrame:
     title = pl.format("{} {} and the {} {}", *(pl.col(name).str.to_titlecase() for name in words))
     tags = pl.concat_list(pl.col("category").str.to_lowercase(), "topic", "noun")
     frame = frame.with_columns(title.alias("title"), tags.alias("tags"), pl.Series("price", price))
-    cheap = pl.Series(pick[4] % 20 == 0)  # one price in twenty is not known
+    unpriced = pl.Series(pick[4] % 20 == 0)  # one price in twenty is missing
     return frame.with_columns(
-        pl.when(cheap).then(None).otherwise(pl.col("price")).alias("price")
+        pl.when(unpriced).then(None).otherwise(pl.col("price")).alias("price")
     ).select("key", "title", "category", "tags", "price")
 
 
 def item_keys(numbers: np.ndarray) -> pl.Series:
-    """Return the items' keys as they stand in the log."""
+    """Return the items' keys in the log."""
     return "B" + pl.Series(numbers).cast(pl.String).str.zfill(8)
 
 
@@ -106,3 +120,16 @@ def category_names(count: int) -> np.ndarray:
     return np.array(
         [f"{name} {r + 1}" if r else name for name, r in zip(base, rounds, strict=True)]
     )
+
+
+def made_up_words(count: int, salt: int = 0) -> np.ndarray:
+    """Return distinct pronounceable words, the same every time.  Shape `[count]`, str."""
+    syllables = [onset + vowel for onset in _ONSETS for vowel in _VOWELS]
+    base = len(syllables)
+    words = []
+    for number in range(count):
+        # an odd multiplier permutes the numbers below base**3: neighbours do not look alike
+        code = (number * 1_300_021 + 7 * salt) % base**3
+        parts = (syllables[code % base], syllables[code // base % base], syllables[code // base**2])
+        words.append("".join(parts) + ("n", "x")[salt % 2])
+    return np.array(words)

@@ -1,8 +1,8 @@
-"""Deal the items of a topic to its visits: exact counts, no order, and no memory of the whole.
+"""Assign the items of a topic to its visits: exact counts in random order, block by block.
 
-Visit number j of a topic gets place π(j) of that topic's items laid end to end, π being a small
-keyed permutation (Feistel network with cycle walking); nothing is stored, so a log of any length
-can be dealt block by block.
+Visit number j of a topic gets place π(j) of that topic's items laid end to end, where π is a small
+keyed permutation (Feistel network with cycle walking); nothing is stored, so that a log of any
+length can be generated.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _feistel(numbers: np.ndarray, half: np.ndarray, keys: np.ndarray) -> np.ndar
 
 
 def places_in_group(groups: np.ndarray) -> np.ndarray:
-    """Return how many equal values stand before each.  Shape `[n]`, int64."""
+    """Return how many equal values come before each.  Shape `[n]`, int64."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     first = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
@@ -60,7 +60,7 @@ def places_in_group(groups: np.ndarray) -> np.ndarray:
 def spread_repeats(
     rng: np.random.Generator, users: np.ndarray, items: np.ndarray, topics: np.ndarray
 ) -> np.ndarray:
-    """Swap away most repeats of an item by one user, with visits of others to the same topic.
+    """Swap most items that a user has twice with those of other visits to the same topic.
 
     Args:
         rng: Chooses the partners.
@@ -69,7 +69,7 @@ def spread_repeats(
         topics: Swaps stay inside a topic, so its counts stay exact.  Shape `[n]`.
 
     Returns:
-        The items anew.  Shape `[n]`.
+        The items after the swaps.  Shape `[n]`.
     """
     items = items.copy()
     order = np.argsort(topics, kind="stable")

@@ -1,7 +1,7 @@
-"""The synthetic log as a source like any other: `prepare` does not know the difference.
+"""A synthetic log as a `Source`, generated while it is read.
 
-Two passes over the same seeded walk: the first counts the visits of each topic, the second deals
-items to them, so that users, items and interactions are exactly as many as asked for.
+Two passes over the same seeded visits: the first counts the visits of each topic, the second
+assigns items to them, so that users, items and interactions are exactly as many as asked for.
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.readers.source import Column, Source, Tally
-from crossbatch.data.synthetic.catalogue import MIN_COUNT, Catalogue, item_keys, item_table, stock
+from crossbatch.data.synthetic.catalogue import (
+    MIN_COUNT,
+    Catalogue,
+    item_keys,
+    item_table,
+    make_catalogue,
+)
 from crossbatch.data.synthetic.item_assignment import permuted, places_in_group, spread_repeats
-from crossbatch.data.synthetic.topic_visits import TOPICS, Walk, walk
+from crossbatch.data.synthetic.topic_visits import TOPICS, Visits, visit_topics
 from crossbatch.errors import ConfigError
 from crossbatch.files import atomic_folder, write_document
 
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCK_USERS = 50_000
-GENERATED = ".generated.json"  # in a raw log: what it was made with
+GENERATED = ".generated.json"  # in a generated raw log: its options
 FIRST_DAY, DAYS = 12_418, 3_650  # ten years from 2004
 DAY = 86_400
 REGIONS = ("north", "east", "south", "west", "coast", "hills", "islands", "city")
@@ -58,7 +64,7 @@ class SynthOptions:
             raise ConfigError(
                 f"users must be ≥ 10 and items ≥ 20, got {self.users} and {self.items}"
             )
-        # items are dealt topic by topic, so a few interactions of each are left over
+        # items are assigned topic by topic, which leaves a few interactions of each over
         least = max(MIN_COUNT * self.users, (MIN_COUNT + 1) * self.items, 200)
         if self.interactions < least:
             raise ConfigError(
@@ -94,7 +100,7 @@ def synthetic_source(options: SynthOptions) -> Source:
 def write_raw(options: SynthOptions, out: Path, *, overwrite: bool = False) -> None:
     """Write the log as a folder of Parquet files, as raw material for `crossbatch prepare`.
 
-    Another such folder may be overwritten, and nobody's own log: `GENERATED` tells them apart.
+    With `overwrite` it replaces only a generated log, which has the file `GENERATED`.
     """
     log = SyntheticLog(options)
     with atomic_folder(out, overwrite=overwrite, marker=GENERATED) as folder:
@@ -119,18 +125,18 @@ class SyntheticLog:
         """Yield all interactions, users in order, each chronological."""
         lengths = self._lengths()
         self._users.clear()
-        visits = np.zeros(self.options.categories * TOPICS, dtype=np.int64)
-        for block, walked in self._walks(lengths):
+        topic_counts = np.zeros(self.options.categories * TOPICS, dtype=np.int64)
+        for block, visited in self._visits(lengths):
             del block
-            visits += np.bincount(walked.topics, minlength=len(visits))
-        self._catalogue = stock(self._rng("keys"), visits, self.options.items)
-        dealt = np.zeros_like(visits)
-        for block, walked in self._walks(lengths):
+            topic_counts += np.bincount(visited.topics, minlength=len(topic_counts))
+        self._catalogue = make_catalogue(self._rng("keys"), topic_counts, self.options.items)
+        assigned = np.zeros_like(topic_counts)
+        for block, visited in self._visits(lengths):
             span = slice(block * BLOCK_USERS, (block + 1) * BLOCK_USERS)
             users = np.repeat(np.arange(len(lengths))[span], lengths[span])
-            items = self._deal(self._catalogue, walked.topics, users, dealt, block)
+            items = self._assign_items(self._catalogue, visited.topics, users, assigned, block)
             times = _times(self._rng("times", block), lengths[span])
-            self._users.append(self._user_rows(span, walked, block))
+            self._users.append(self._user_rows(span, visited, block))
             yield pl.DataFrame(
                 {
                     "user": _user_keys(users),
@@ -149,22 +155,25 @@ class SyntheticLog:
         """Return the users' content; the log must have been read before."""
         return pl.concat(self._users)
 
-    def _walks(self, lengths: np.ndarray) -> Iterator[tuple[int, Walk]]:
+    def _visits(self, lengths: np.ndarray) -> Iterator[tuple[int, Visits]]:
         for block in range(-(-len(lengths) // BLOCK_USERS)):
             span = slice(block * BLOCK_USERS, (block + 1) * BLOCK_USERS)
-            yield block, walk(self._rng("walk", block), lengths[span], self.options.categories)
+            yield (
+                block,
+                visit_topics(self._rng("walk", block), lengths[span], self.options.categories),
+            )
 
-    def _deal(
+    def _assign_items(
         self,
         catalogue: Catalogue,
         topics: np.ndarray,
         users: np.ndarray,
-        dealt: np.ndarray,
+        assigned: np.ndarray,
         block: int,
     ) -> np.ndarray:
-        """Return an item for every visit of a block; `dealt` goes on counting the visits."""
-        numbers = dealt[topics] + places_in_group(topics)
-        dealt += np.bincount(topics, minlength=len(dealt))
+        """Return an item for every visit of a block; `assigned`, visits so far, is updated."""
+        numbers = assigned[topics] + places_in_group(topics)
+        assigned += np.bincount(topics, minlength=len(assigned))
         sizes = np.diff(catalogue.topic_starts)[topics]
         places = permuted(numbers, sizes, topics + self.options.seed)
         slots = catalogue.topic_starts[topics] + places
@@ -172,7 +181,7 @@ class SyntheticLog:
         return spread_repeats(self._rng("swaps", block), users, items, topics)
 
     def _lengths(self) -> np.ndarray:
-        """Return five interactions for everyone and a log-normal share of the rest.  `[U]`."""
+        """Return how many interactions each user has: five, and a log-normal share of the rest."""
         weights = np.exp(1.1 * self._rng("lengths").standard_normal(self.options.users))
         spare = self.options.interactions - MIN_COUNT * self.options.users
         share = np.cumsum(weights) / weights.sum() * spare
@@ -180,19 +189,21 @@ class SyntheticLog:
         extra: np.ndarray = np.diff(np.floor(share + 1e-6), prepend=0.0).astype(np.int64)
         return extra + MIN_COUNT
 
-    def _user_rows(self, span: slice, walked: Walk, block: int) -> pl.DataFrame:
+    def _user_rows(self, span: slice, visited: Visits, block: int) -> pl.DataFrame:
         rng = self._rng("people", block)
-        size = len(walked.first_interest)
-        loyal = rng.random(size) < 0.7  # the region tells something of the interest, not all
-        region = np.where(loyal, walked.first_interest, rng.integers(0, 2**31, size)) % len(REGIONS)
-        age = np.round(35 + 3 * (walked.first_interest % 5) + 8 * rng.standard_normal(size))
+        size = len(visited.first_interest)
+        typical = rng.random(size) < 0.7  # the region depends on the interest in part
+        region = np.where(typical, visited.first_interest, rng.integers(0, 2**31, size)) % len(
+            REGIONS
+        )
+        age = np.round(35 + 3 * (visited.first_interest % 5) + 8 * rng.standard_normal(size))
         numbers = np.arange(self.options.users)[span]
         return pl.DataFrame(
             {"key": _user_keys(numbers), "region": np.array(REGIONS)[region], "age": age}
         )
 
     def _rng(self, purpose: str, block: int = 0) -> np.random.Generator:
-        """Return a generator of its own for each purpose and block."""
+        """Return a separate generator for each purpose and block."""
         return np.random.default_rng([self.options.seed, block, *purpose.encode()])
 
 
@@ -201,7 +212,7 @@ def _user_keys(numbers: np.ndarray) -> pl.Series:
 
 
 def _times(rng: np.random.Generator, lengths: np.ndarray) -> np.ndarray:
-    """Return times in whole days, a good third of neighbours on the same day.  `[Σ lengths]`."""
+    """Return times in whole days, a third of neighbours on the same day.  `[Σ lengths]`."""
     total = int(lengths.sum())
     gaps = np.where(rng.random(total) < 0.3, 0.0, rng.standard_exponential(total))
     ends = np.cumsum(lengths)

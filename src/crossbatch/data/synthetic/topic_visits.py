@@ -1,8 +1,8 @@
-"""What users do: they follow a few interests that drift, through chains of topics.
+"""The topics that synthetic users visit: a few interests that drift, each a ring of topics.
 
 An interest is a category; a category is a ring of `TOPICS` topics.  At each step a user may switch
-between interests, swap one for a new one, or move on to the next topic of the ring: what comes next
-depends on what came last, which a popularity list cannot know.
+between interests, replace one by a new one, or move to the next topic of the ring: the next item
+depends on the last ones, which a popularity list cannot model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORWARD, JUMP = 0.35, 0.10  # to the next topic of the ring, to any
 SLOT_SHARES = np.cumsum([0.6, 0.3, 0.1])
 
 
-class Walk(NamedTuple):
+class Visits(NamedTuple):
     """The topics that users visited.
 
     Attributes:
@@ -30,23 +30,23 @@ class Walk(NamedTuple):
     first_interest: np.ndarray
 
 
-def category_law(num_categories: int) -> np.ndarray:
-    """Return the Zipf law of the categories.  Shape `[C]`."""
+def category_shares(num_categories: int) -> np.ndarray:
+    """Return the probability of each category, by Zipf's law.  Shape `[C]`."""
     weights: np.ndarray = (np.arange(num_categories) + 2.0) ** -0.8
-    law: np.ndarray = weights / weights.sum()
-    return law
+    shares: np.ndarray = weights / weights.sum()
+    return shares
 
 
-def walk(rng: np.random.Generator, lengths: np.ndarray, num_categories: int) -> Walk:
-    """Let users walk: all of them at once, one step at a time.
+def visit_topics(rng: np.random.Generator, lengths: np.ndarray, num_categories: int) -> Visits:
+    """Draw the topics that users visit: all users at once, one step at a time.
 
     Args:
-        rng: Source of all chance.
+        rng: Draws everything.
         lengths: Steps of each user.  Shape `[U]`.
         num_categories: C.
     """
-    cumulative = np.cumsum(category_law(num_categories))
-    order = np.argsort(-lengths, kind="stable")  # the users still walking are always a prefix
+    cumulative = np.cumsum(category_shares(num_categories))
+    order = np.argsort(-lengths, kind="stable")  # the users with steps left are always a prefix
     starts = (np.cumsum(lengths) - lengths)[order]
     remaining = lengths[order]
     num_users = len(lengths)
@@ -66,7 +66,7 @@ def walk(rng: np.random.Generator, lengths: np.ndarray, num_categories: int) -> 
         strays = _categories(rng, cumulative, (len(stray),)) * TOPICS
         visited[stray] = strays + rng.integers(TOPICS, size=len(stray))
         topics[starts[:active] + step] = visited
-    return Walk(topics, first_interest)
+    return Visits(topics, first_interest)
 
 
 def _move(

@@ -43,8 +43,8 @@ class StoredCatalogue:
         """Whether keys, titles, counts and the key index are consistent."""
         counts, n = self.item_counts, self.num_items
         return (
-            self._keys.sound
-            and self._titles.sound
+            self._keys.is_valid
+            and self._titles.is_valid
             and len(self._titles) == n + 1
             and counts.dtype == np.int64
             and counts.shape == (n + 1,)
