@@ -49,6 +49,10 @@ docs: $(VENV)/.dev  ## the documentation site, warnings as errors -> build/site/
 	$(BIN)/python -m sphinx -W --keep-going -q docs build/site
 	@echo "Open build/site/index.html"
 
+.PHONY: results
+results: $(VENV)/.dev  ## tables and figures of results/, and the pages that show them, from the records
+	$(BIN)/python tools/result_tables.py
+
 .PHONY: dist
 dist: $(VENV)/.dev  ## the source distribution, and the wheel made from it -> dist/
 	rm -rf dist

@@ -1,25 +1,44 @@
-"""Write the tables of results/ into the pages that show them, between their marks.
+"""Rebuild results/ from its records, and the tables of the pages that show them.
 
-    for data in results/*; do crossbatch reproduce table1 --out $data; done     # and table2, bar
     python tools/result_tables.py
 
-A mark names a table and its arguments, `<!-- results: table1 book-1m -->`; all up to
-`<!-- /results -->` is replaced.
+Each data set has one file of records, `results/<set>/records.tar.xz`; its tables and figures are
+written anew from it, the figures that the documentation shows are copied to docs/results/, and the
+tables are written into the pages between their marks. A mark names a table and its arguments,
+`<!-- results: table1 book-1m -->`; all up to `<!-- /results -->` is replaced.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from crossbatch.reports import formatting
+from crossbatch.reports.comparison import Estimate, Gain
+from crossbatch.reports.markdown import pipe_table
+from crossbatch.reproduce.experiments import WRITERS
+from crossbatch.reproduce.folder import GridFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
+sys.path.append(str(ROOT / "benchmarks"))
+
+from auto_quality import write_judgement  # noqa: E402 (a script outside the package)
+
 PAGES = ("README.md", "docs/results.md", "docs/negatives.md")
+FIGURES = {  # of docs/results/
+    "book-1m": ("curves", "gain", "table2"),
+    "book-1m/short-6000": ("drift", "lemma"),
+}
+KEPT = (".md", ".csv", ".json", ".svg")  # no PNG and PDF, which differ from version to version
 MARKED = re.compile(r"(<!-- results: ([^>]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 MODELS = {
     "youtube_dnn": "YouTube DNN",
@@ -36,7 +55,7 @@ STRATEGIES = {
     "full": "Full softmax",
     "spared": "In-batch, later items spared",
 }
-RULES = {
+BANKS = {
     "drift_limited": "10,112 rows",
     "safe_bank": "2,048 rows",
     "sized_bank": "10,112 rows, no repeats",
@@ -72,7 +91,7 @@ def table1(data: str, *models: str) -> str:
                 gain((row.get("gains") or {}).get("recall@50"), mark=True),
             ]
         )
-    return pipes(heads, lines)
+    return table(heads, lines)
 
 
 def spared(data: str) -> str:
@@ -92,7 +111,7 @@ def spared(data: str) -> str:
             line += [percent(r["metrics"].get(metric)) for r in (plain, row)]
             line.append(gain(row["gains"].get(metric), mark=True))
         lines.append(line)
-    return pipes(heads, lines)
+    return table(heads, lines)
 
 
 def table2(data: str, metric: str, *strategies: str) -> str:
@@ -109,18 +128,18 @@ def table2(data: str, metric: str, *strategies: str) -> str:
     values = {(r["model"], r["strategy"], r["capacity"]): r["metrics"].get(metric) for r in found}
     lines = []
     for size in sorted({row["capacity"] for row in found}):
-        cells = [percent(values.get((*column, size))) for column in columns]
-        lines.append([f"{size:,}", *cells])
-    return pipes(heads, lines)
+        values_at = [percent(values.get((*column, size))) for column in columns]
+        lines.append([f"{size:,}", *values_at])
+    return table(heads, lines)
 
 
-def bar(*names: str) -> str:
+def auto(*names: str) -> str:
     """Auto against the best by hand, over data sets."""
     heads = ["data", "model", "seeds", "auto took", "best by hand", "auto / best, recall@50"]
     heads += ["gain in recall@50", "gain in NDCG@50", "verdict"]
     lines = []
     for data in names or DATA:
-        for row in rows("bar", data):
+        for row in rows("auto", data):
             if row["judged"] != "auto":
                 continue
             test = row["test"]
@@ -138,39 +157,39 @@ def bar(*names: str) -> str:
                     VERDICTS[row["verdict"]],
                 ]
             )
-    return pipes(heads, lines)
+    return table(heads, lines)
 
 
-def ceiling(*names: str) -> str:
+def full_softmax(*names: str) -> str:
     """Distances to the full softmax."""
     heads = ["data", "model", "seeds", "full softmax, recall@50", "auto", "best by hand"]
     lines = []
     for data in names or DATA:
-        for row in rows("bar", data):
+        for row in rows("auto", data):
             found = row.get("ceiling")
             if found:
                 full = 100 * found["test"]["recall@50"]
                 count = str(len(found["seeds"]))
                 ends = [gain(found["auto"]), f"{gain(found['best'])} ({row['best']})"]
                 lines.append([DATA[data], MODELS[row["model"]], count, f"{full:.2f}", *ends])
-    return pipes(heads, lines)
+    return table(heads, lines)
 
 
-def drift_rule(*names: str) -> str:
-    """The drift rule against the best fixed bank."""
+def bank_rules(*names: str) -> str:
+    """Bank size rules against the best fixed bank."""
     heads = ["data", "model", "bank of the rule", "seeds", "best fixed M", "NDCG@50 at it"]
     heads += ["NDCG@50 by the rule", "gain", "within 1 %", "best M on test", "gain over that"]
     lines = []
     for data in names or DATA:
-        for row in rows("bar", data):
-            if row["judged"] not in RULES:
+        for row in rows("auto", data):
+            if row["judged"] not in BANKS:
                 continue
             test, gains = row["test"], row["gains"]
             lines.append(
                 [
                     DATA[data],
                     MODELS[row["model"]],
-                    RULES[row["judged"]],
+                    BANKS[row["judged"]],
                     str(len(row["seeds"])),
                     f"{row['best']:,}",
                     f"{100 * test['best']:.2f}",
@@ -181,16 +200,16 @@ def drift_rule(*names: str) -> str:
                     gain(gains["best_on_test"]),
                 ]
             )
-    return pipes(heads, lines)
+    return table(heads, lines)
 
 
 TABLES: dict[str, Callable[..., str]] = {
     "table1": table1,
     "spared": spared,
     "table2": table2,
-    "bar": bar,
-    "ceiling": ceiling,
-    "drift-rule": drift_rule,
+    "auto": auto,
+    "full-softmax": full_softmax,
+    "bank-rules": bank_rules,
 }
 
 
@@ -203,16 +222,13 @@ def rows(experiment: str, data: str) -> Rows:
 
 def percent(value: dict[str, Any] | None) -> str:
     """A fraction with its spread, in per cent."""
-    if value is None:
-        return "–"
-    spread = "" if value["sd"] is None else f" ± {100 * value['sd']:.2f}"
-    return f"{100 * value['mean']:.2f}{spread}"
+    return formatting.percent(Estimate(value["mean"], value["sd"]) if value else None)
 
 
 def amount(value: dict[str, Any] | None) -> str:
     """Seconds with their spread."""
     if value is None:
-        return "–"
+        return formatting.NOTHING
     return f"{value['mean']:.1f}" + ("" if value["sd"] is None else f" ± {value['sd']:.1f}")
 
 
@@ -220,19 +236,15 @@ def gain(value: dict[str, Any] | None, *, mark: bool = False) -> str:
     """A relative change with its interval; marked where it leaves out zero."""
     if value is None:
         return ""
-    low, high = value["low"], value["high"]
-    text = f"{100 * value['relative']:+.1f} %"
-    sign = ""
-    if low is not None:
-        text += f" [{100 * low:+.1f}, {100 * high:+.1f}]"
-        sign = "▲ " if low > 0 else "▼ " if high < 0 else ""
-    return (sign if mark else "") + text.replace("-", "−")
+    interval = None if value["low"] is None else (value["low"], value["high"])
+    found = Gain(value["relative"], interval)
+    marks = {"better": "▲ ", "worse": "▼ "} if mark else {}
+    return marks.get(formatting.verdict(found), "") + formatting.gain(found)
 
 
-def pipes(heads: list[str], lines: list[list[str]]) -> str:
+def table(heads: list[str], lines: list[list[str]]) -> str:
     """A Markdown table."""
-    table = [heads, ["---"] * len(heads), *lines]
-    return "".join("| " + " | ".join(line) + " |\n" for line in table)
+    return pipe_table(heads, lines, words=len(heads)) + "\n"
 
 
 def filled(page: str) -> str:
@@ -245,8 +257,37 @@ def filled(page: str) -> str:
     return MARKED.sub(written, page)
 
 
+def rebuild(source: Path, out: Path) -> None:
+    """Write the tables and figures of one folder of records.
+
+    Args:
+        source: Holds `records.tar.xz` and the small files beside it.
+        out: Where they go; may be `source`.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = GridFolder(Path(temporary) / source.name)
+        folder.path.mkdir()
+        for path in source.iterdir():
+            if path.is_file():
+                shutil.copy(path, folder.path)
+        names = ("drift", "lemma") if "short" in source.name else ("table1", "table2", "curves")
+        written = [path for name in names for path in WRITERS[name](folder)]
+        if "table1" in names:
+            written += write_judgement(folder)
+        for path in written:
+            if path.suffix in KEPT:
+                target = out / path.relative_to(folder.path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, target)
+
+
 def main() -> None:
-    """Write all pages."""
+    """Rebuild everything."""
+    for records in sorted(RESULTS.rglob("records.tar.xz")):
+        rebuild(records.parent, records.parent)
+    for data, names in FIGURES.items():
+        for name in names:
+            shutil.copy(RESULTS / data / "figures" / f"{name}.svg", ROOT / "docs" / "results")
     for name in PAGES:
         path = ROOT / name
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,9 +1,11 @@
-"""The tables of the pages are those of the records."""
+"""Tables, figures and pages are those of the records, to the byte."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,6 +16,41 @@ def load():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+FOLDERS = [path.parent for path in sorted((ROOT / "results").rglob("records.tar.xz"))]
+REBUILT = ("auto", "curves", "drift", "lemma", "table1", "table2")
+
+
+def marks(folder):
+    """The two largest sets take a while."""
+    return pytest.mark.slow if folder.name in ("book-1m", "ml-1m") else ()
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(folder, marks=marks(folder)) for folder in FOLDERS],
+    ids=lambda folder: str(folder.relative_to(ROOT)),
+)
+def test_records_rebuild_all_tables_and_figures(folder, tmp_path):
+    load().rebuild(folder, tmp_path)
+    files = [*folder.glob("*.*"), *(folder / "figures").iterdir()]
+    wanted = {path.relative_to(folder) for path in files if path.parent != folder}
+    wanted |= {path.relative_to(folder) for path in files if path.stem in REBUILT}
+    found = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == wanted
+    for name in sorted(found):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_the_documentation_shows_the_figures_of_the_records():
+    shown = {path.name for path in (ROOT / "docs" / "results").iterdir()}
+    copied = {f"{name}.svg" for names in load().FIGURES.values() for name in names}
+    assert shown == copied
+    for data, names in load().FIGURES.items():
+        for name in names:
+            ours = ROOT / "results" / data / "figures" / f"{name}.svg"
+            assert (ROOT / "docs" / "results" / ours.name).read_bytes() == ours.read_bytes()
 
 
 def test_pages_show_what_the_records_say():
@@ -42,6 +79,6 @@ def test_numbers_in_print():
 
 def test_a_mark_keeps_its_place(monkeypatch):
     tables = load()
-    monkeypatch.setitem(tables.TABLES, "bar", lambda *names: f"({'+'.join(names)})\n")
-    page = "a\n<!-- results: bar x y -->\nold\n<!-- /results -->\nb\n"
-    assert tables.filled(page) == ("a\n<!-- results: bar x y -->\n(x+y)\n<!-- /results -->\nb\n")
+    monkeypatch.setitem(tables.TABLES, "auto", lambda *names: f"({'+'.join(names)})\n")
+    page = "a\n<!-- results: auto x y -->\nold\n<!-- /results -->\nb\n"
+    assert tables.filled(page) == ("a\n<!-- results: auto x y -->\n(x+y)\n<!-- /results -->\nb\n")

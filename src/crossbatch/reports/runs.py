@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,6 @@ from crossbatch.files import read_document, verify_checksums
 from crossbatch.reports.journal import Journal, number, read_journal
 
 RUN_FILES = ("config.json", "journal.jsonl", "result.json")
-PER_USER_FILE = "per_user.npz"  # all per-user metrics of a record in one file
 
 STOP_REASONS = {
     "patience": "converged",
@@ -133,19 +131,16 @@ class Run:
     def per_user(self, metric: str, split: str = "test") -> npt.NDArray[np.float32] | None:
         """Per-user values [U] of a metric, or None where the run has not written them."""
         path = self.path / "per_user" / f"{split}_{metric}.npy"
-        record = self.path / PER_USER_FILE
+        if (self.path / "per_user.npz").is_file():
+            raise DataError(
+                f"{self.path} is a record of an earlier version; make it again from the run with "
+                "`crossbatch reproduce … --keep`"
+            )
+        if not path.is_file():
+            return None
         try:
-            if path.is_file():
-                values = np.load(path, allow_pickle=False)
-            elif record.is_file():
-                path = record
-                with np.load(record, allow_pickle=False) as columns:
-                    if f"{split}_{metric}" not in columns:
-                        return None
-                    values = columns[f"{split}_{metric}"]
-            else:
-                return None
-        except (ValueError, EOFError, BadZipFile) as error:
+            values = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as error:
             raise DataError(
                 f"{path} is not a NumPy array ({error}); evaluate the run again"
             ) from error
