@@ -21,7 +21,6 @@ KERNELS = {
     "readout_kernel",
     "routing_kernel",
     "rows_kernel",
-    "scan_kernel",
     "softmax_kernel",
 }
 # Files that hand arrays to them; imported by training alone.

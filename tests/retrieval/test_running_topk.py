@@ -1,22 +1,18 @@
-"""The compiled scan of tiles against the one of torch operations, and both against a sort."""
+"""Streamed top-k lists against a sort, with the compiled scan of tiles and without."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crossbatch.kernels import topk_scan
 from crossbatch.retrieval import running_topk
 from crossbatch.retrieval.running_topk import RunningTopK
 
-pytest.importorskip("numba")
 
-
-def streamed(tiles, k, group, *, compiled):
+def streamed(tiles, k, group):
     """Lists and ids after tiles `[n, K, B]`, merged after each but every third."""
     best = RunningTopK(tiles[0].shape[2], k, like=tiles[0])
-    assert best._notes is not None
-    if not compiled:
-        best._notes = None
     seen = 0
     for number, tile in enumerate(tiles):
         best.scan(tile, group, first_id=seen + 1)
@@ -41,8 +37,10 @@ def test_both_scans_are_a_sort(K, k, group, values, dtype, seed):
     scores = torch.randint(values, (5 * 32, K, 20), generator=generator).to(dtype)
     scores[torch.rand(scores.shape, generator=generator) < 0.1] = -torch.inf
     tiles = scores.split(32)
-    found, ids = streamed(tiles, k, group, compiled=True)
-    plain, plain_ids = streamed(tiles, k, group, compiled=False)
+    found, ids = streamed(tiles, k, group)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running_topk, "scores_above", topk_scan.definition)
+        plain, plain_ids = streamed(tiles, k, group)
     assert torch.equal(found, plain)
     assert torch.equal(ids, plain_ids)
     best = scores.amax(dim=1).T  # [B, n]
@@ -52,9 +50,8 @@ def test_both_scans_are_a_sort(K, k, group, values, dtype, seed):
     assert torch.equal(ids[real], order[:, :k][real] + 1)
 
 
-def test_a_tile_with_too_much_to_note_is_left_to_torch(monkeypatch):
-    monkeypatch.setattr(running_topk, "MOST_NOTED", 8)
-    tiles = torch.arange(96.0).view(3, 32, 1, 1).expand(3, 32, 1, 20)  # every item beats the last
-    found, ids = streamed([tile.contiguous() for tile in tiles], 5, 4, compiled=True)
+def test_every_item_beats_the_last():
+    tiles = torch.arange(96.0).view(3, 32, 1, 1).expand(3, 32, 1, 20)
+    found, ids = streamed([tile.contiguous() for tile in tiles], 5, 4)
     assert torch.equal(ids, torch.arange(96, 91, -1).expand(20, 5))
     assert torch.equal(found, torch.arange(95.0, 90.0, -1).expand(20, 5))

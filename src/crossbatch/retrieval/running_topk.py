@@ -1,16 +1,13 @@
 """The best k items of each user over a stream of score tiles, without sorting the tiles.
 
-Scores are looked at in groups. A group's maximum decides whether anything in it can still enter a
+Scores are compared in groups. A group's maximum decides whether anything in it can still enter a
 list; after the first tiles almost nothing can, so nearly all the work is one vectorised maximum.
 """
 
 import torch
 from torch import Tensor
 
-from crossbatch.kernels import HAS_NUMBA
-
-FEW_USERS = 16  # a compiled scan takes them by the line, and one of fewer is short
-MOST_NOTED = 1 << 18  # candidates of a tile; of more, torch finds the few that matter
+from crossbatch.kernels.topk_scan import scores_above
 
 
 class RunningTopK:
@@ -30,57 +27,27 @@ class RunningTopK:
         self.item_ids = torch.zeros((rows, k), dtype=torch.long, device=like.device)
         self.items_merged = 0
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []  # users, item ids, scores
-        self._notes: tuple[Tensor, Tensor, Tensor] | None = None  # the same, of one compiled scan
-        if HAS_NUMBA and like.device.type == "cpu" and rows >= FEW_USERS:
-            room = min(rows * k, MOST_NOTED)
-            users, items = torch.empty(2, room, dtype=torch.long)
-            self._notes = users, items, like.new_empty(room)
 
     def scan(self, tile: Tensor, group: int, *, first_id: int) -> None:
-        """Note the candidates among a tile of scores.
+        """Collect the candidates among a tile of scores.
 
         Args:
             tile: `[G·group, K, B]` scores of consecutive items by interest and user.
             group: Items per group.
             first_id: Id of the tile's first item.
         """
-        if self.items_merged and self._scan_compiled(tile, group, first_id):
-            return
-        n, K, B = tile.shape
-        k = self.scores.shape[1]
+        B, k = self.scores.shape
         threshold = self.scores[:, -1]  # [B]; what the list already holds
-        group_max = tile.view(n // group, group * K, B).amax(dim=1)  # [G, B]
-        wanted = group_max > threshold
-        floor = None
-        if len(group_max) > k and int(wanted.count_nonzero()) > k * B:
-            # The k best groups hold k items at least as good as the k-th group's maximum.
-            floor = group_max.topk(k, dim=0, sorted=False).values.amin(dim=0)  # [B]
-            wanted &= group_max >= floor
-        groups, users = wanted.nonzero(as_tuple=True)
-        scores = tile.view(n // group, group, K, B)[groups, :, :, users].amax(dim=2)  # [H, group]
-        keep = scores > threshold[users, None]
-        if floor is not None:
-            keep &= scores >= floor[users, None]
-        hits, offsets = keep.nonzero(as_tuple=True)
-        if len(hits):
-            item_ids = groups[hits] * group + offsets + first_id
-            self._pending.append((users[hits], item_ids, scores[hits, offsets]))
-
-    def _scan_compiled(self, tile: Tensor, group: int, first_id: int) -> bool:
-        """`scan` in one pass; False where that cannot be, or would note too much."""
-        if self._notes is None:
-            return False
-        from crossbatch.retrieval.scan_kernel import above
-
-        threshold, notes = self.scores[:, -1], [note.numpy() for note in self._notes]
-        count = above(tile.numpy(), group, threshold.contiguous().numpy(), *notes)
-        if count > 0:
-            users, items, scores = (note[:count].clone() for note in self._notes)
+        found = scores_above(tile, group, threshold) if self.items_merged else None
+        if found is None or len(found[0]) > k * B:
+            threshold = torch.maximum(threshold, _below_kth_group(tile, group, k))
+            found = scores_above(tile, group, threshold)
+        users, items, scores = found
+        if len(users):
             self._pending.append((users, items + first_id, scores))
-        return bool(count >= 0)
 
     def merge(self, *, items_seen: int) -> None:
-        """Take the noted candidates into the lists."""
+        """Merge the collected candidates into the lists."""
         self.items_merged = items_seen
         if not self._pending:
             return
@@ -99,3 +66,17 @@ class RunningTopK:
         ranked, ranking = pool.sort(dim=1, descending=True, stable=True)
         self.scores = ranked[:, :k].contiguous()
         self.item_ids = pool_ids.gather(1, ranking[:, :k])
+
+
+def _below_kth_group(tile: Tensor, group: int, k: int) -> Tensor:
+    """The number just below the k-th largest group maximum of each user `[B]`.
+
+    The k best groups hold k items at least as good as the k-th group's maximum, so that nothing
+    below it can enter a list.
+    """
+    n, K, B = tile.shape
+    maxima = tile.view(n // group, group * K, B).amax(dim=1)  # [G, B]
+    if len(maxima) <= k:
+        return maxima.new_full((B,), -torch.inf)
+    kth = maxima.topk(k, dim=0, sorted=False).values.amin(dim=0)
+    return kth.nextafter(kth.new_tensor(-torch.inf))
