@@ -140,6 +140,7 @@ audit: $(VENV)-audit/.ready $(VENV)-audit-tools/.ready  ## licences, bill of mat
 # crossbatch with every extra, to be audited; the tools must not be among its packages.
 EXTRAS = $(shell $(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"], sep=",")')
 $(VENV)-audit/.ready: pyproject.toml constraints.txt
+	rm -rf $(VENV)-audit
 	$(PYTHON) -m venv $(VENV)-audit
 	$(VENV)-audit/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) torch hatchling editables
 	$(VENV)-audit/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) --no-build-isolation -e '.[$(EXTRAS)]'

@@ -135,7 +135,9 @@ def judge_vulnerabilities(report: Mapping[str, Any], expected: Iterable[str]) ->
     entries = {canonicalize_name(entry["name"]): entry for entry in report["dependencies"]}
     skipped = sorted(n for n in expected if n not in entries or "skip_reason" in entries[n])
     if skipped:
-        sys.stderr.write(f"{len(skipped)} packages could not be looked up: {', '.join(skipped)}\n")
+        reason = entries.get(skipped[0], {}).get("skip_reason", "not in pip-audit's report")
+        names = ", ".join(skipped)
+        sys.stderr.write(f"{len(skipped)} packages not looked up ({reason}): {names}\n")
     vulnerable = {n: entry["vulns"] for n, entry in entries.items() if entry.get("vulns")}
     for name, found in sorted(vulnerable.items()):
         ids = ", ".join(entry["id"] for entry in found)
