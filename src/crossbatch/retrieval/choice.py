@@ -1,4 +1,4 @@
-"""Which index to use, decided by measurement: time of one user's search, recall against exact.
+"""Choose an index by measurement: time of one user's search, recall against exact search.
 
 index, facts = choose_index(item_vectors, interests)
 """
@@ -19,7 +19,7 @@ LIST = 50  # length of the lists that are measured
 
 @dataclass(frozen=True, slots=True)
 class IndexFacts:
-    """What was measured on the machine that chose.
+    """Measurements of an index on the machine that built it.
 
     Attributes:
         name: "exact" or "ivf".
@@ -48,7 +48,7 @@ def choose_index(
     k: int = LIST,
     target: float = 0.99,
 ) -> tuple[ExactIndex | IVFIndex, IndexFacts]:
-    """Build the index that suits a catalogue.
+    """Build the index that suits a catalogue, and return it with its measurements.
 
     The rule of `"auto"`: exact search if it answers one user within `EXACT_MILLISECONDS` here, or
     faiss is missing; otherwise `"ivf"` with the fewest probes that reach the target recall,
@@ -56,7 +56,7 @@ def choose_index(
 
     Args:
         vectors: `[N + 1, d]`, row = item id.
-        interests: `[U, K, d]` of real users: recall depends on what is asked.
+        interests: `[U, K, d]` of real users, for recall depends on the queries.
         name: One of `CHOICES`.
         k: Length of the lists to measure.
         target: Recall that an approximate index must reach.
@@ -97,7 +97,7 @@ def tune(index: IVFIndex, interests: Tensor, k: int, target: float) -> None:
     """Set the fewest probes, a power of two, that reach the target recall."""
     truth = ExactIndex(index.vectors).search(interests, min(k, index.num_items)).item_ids
     index.probes = 1
-    # once every cell is seen, what is still missing the 8-bit codes have lost
+    # with every cell searched, what is still missing was lost by the 8-bit codes
     while index.probes < index.num_cells and recall_of(index, interests, truth) < target:
         index.probes *= 2
 

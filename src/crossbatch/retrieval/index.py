@@ -1,4 +1,4 @@
-"""What an index is, and the exact one: inner products with every item, close to GEMM speed.
+"""The `Index` protocol, and exact search: inner products with every item, near GEMM speed.
 
     top = ExactIndex(item_vectors).search(interests, k=50)    # interests [B, K, d]
     top.item_ids                                              # [B, 50]
@@ -15,16 +15,15 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from crossbatch.retrieval.running_topk import RunningTopK
-from crossbatch.retrieval.whole_rows import best_of_rows, group_size
+from crossbatch.retrieval.topk import RunningTopK, best_of_rows, group_size
 
 # A tile of scores is at most this many numbers (4 MB): it stays in cache between the GEMM that
 # writes it and the scan that reads it.
 TILE_SCORES = 1 << 20
 # Rows of a tile: interests of all users in a block. The GEMM is at full speed from about 256 on.
 BLOCK_ROWS = 512
-# Up to so many items all scores of a row are made at once, up to twice as fast as streaming: there
-# the first lists, which streaming refines, are most of the work. Of few rows, tiles are too narrow.
+# Up to so many items all scores of a row are computed at once, up to twice as fast as streaming,
+# where the first lists would be most of the work. With few rows, tiles are too narrow.
 SMALL_ITEMS = 1 << 15
 FEW_ROWS, FEW_ITEMS = 16, 1 << 16
 MAX_GROUP = 32
@@ -96,7 +95,7 @@ class ExactIndex:
         self.check(interests, k, exclude)
         B, K, _ = interests.shape
         interests = interests.detach().to(self.vectors)
-        # A long list or many interests must not break the memory bound, so the block gives way.
+        # Long lists and many interests make the block smaller, so that memory stays bounded.
         rows = max(1, min(BLOCK_ROWS // K, 2 * TILE_SCORES // k))
         whole = k < self.num_items <= (FEW_ITEMS if B * K <= FEW_ROWS else SMALL_ITEMS)
         if whole:
@@ -116,7 +115,7 @@ class ExactIndex:
         )
 
     def _search_rows(self, interests: Tensor, k: int, exclude: Tensor | None) -> TopK | None:
-        """Score all items at once; None where equal scores leave open who is the k-th."""
+        """Score all items at once; None where equal scores make the k-th item ambiguous."""
         b, K, d = interests.shape
         columns, group = len(self.vectors), group_size(len(self.vectors), k)
         scores = self.vectors.new_empty(b * K, -(-columns // group) * group)
@@ -159,7 +158,7 @@ class ExactIndex:
         return TopK(best.scores, best.item_ids)
 
     def check(self, interests: Tensor, k: int, exclude: Tensor | None) -> None:
-        """Raise `ValueError` for what no index could answer."""
+        """Raise `ValueError` for arguments that no index could answer."""
         d = self.vectors.shape[1]
         if interests.dim() != 3 or interests.shape[2] != d or interests.shape[1] == 0:
             raise ValueError(
@@ -180,7 +179,7 @@ class ExactIndex:
 
 
 class _Banned:
-    """Pairs (item, user) that must not be returned, in item order, so that a tile finds its own."""
+    """Pairs (item, user) that must not be returned, sorted by item for access by tile."""
 
     def __init__(self, exclude: Tensor) -> None:
         users, columns = exclude.nonzero(as_tuple=True)
@@ -214,7 +213,7 @@ def _group_items(seen: int, k: int) -> int:
 
 
 def _require_finite(name: str, values: Tensor) -> None:
-    """Refuse NaN and infinity: they would silently vanish from, or fill, every list."""
+    """Refuse NaN and infinity, which would be missing from every list, or fill it."""
     if values.numel() and not torch.isfinite(torch.stack(values.aminmax())).all():
         raise ValueError(
             f"{name} must be finite, got NaN or infinity; "

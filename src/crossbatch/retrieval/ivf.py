@@ -1,11 +1,11 @@
-"""Approximate top-k through faiss: few of the items are looked at, those few are scored exactly.
+"""Approximate top-k with faiss: only part of the items is searched, and what it finds is rescored.
 
     index = IVFIndex.build(item_vectors, probes=64)
     index.search(interests, k=50)
 
-Items live in cells of similar ones; a search looks into the `probes` cells nearest to a vector.
-Each of a user's K interests is searched apart, and the union of what they find is scored anew with
-the float32 vectors and the largest of the K inner products: scores are those of `ExactIndex`.
+Items are stored in cells of similar ones; a search reads the `probes` cells nearest to a vector.
+Each of a user's K interests is searched separately, and the union of the results is scored again
+with the float32 vectors and the largest of the K inner products: scores are those of `ExactIndex`.
 """
 
 import math
@@ -48,19 +48,19 @@ class IVFIndex:
     @classmethod
     def build(cls, vectors: Tensor, *, probes: int = 64) -> Self:
         """Learn the cells of `[N + 1, d]` vectors and fill them, row 0 left out."""
-        vectors = ExactIndex(vectors.float()).vectors  # finite, or a clear refusal
+        vectors = ExactIndex(vectors.float()).vectors  # raises unless they are finite
         faiss, rows = load_faiss(), _rows(vectors)
         cells = 2 ** round(math.log2(max(1.0, 2 * math.sqrt(len(rows)))))
-        # 8 bits a number: a quarter of the vectors' memory, and the scores are made anew anyway
+        # 8 bits a number: a quarter of the vectors' memory; scores are computed again anyway
         index = faiss.index_factory(vectors.shape[1], f"IVF{cells},SQ8", faiss.METRIC_INNER_PRODUCT)
-        index.cp.min_points_per_centroid = 1  # a small catalogue is no reason to warn
+        index.cp.min_points_per_centroid = 1  # no warning for small catalogues
         index.train(rows)
         index.add(rows)
         return cls(vectors, index, probes)
 
     @classmethod
     def load(cls, path: Path, vectors: Tensor, *, probes: int) -> Self:
-        """Read what `save` wrote.  The file is parsed by faiss: know where it comes from."""
+        """Read what `save` wrote.  The file is parsed by faiss: load only trusted ones."""
         faiss = load_faiss()
         try:
             return cls(vectors, faiss.read_index(str(path)), probes)
@@ -68,14 +68,14 @@ class IVFIndex:
             raise ValueError(f"{path} is no index that faiss can read: {error}") from None
 
     def save(self, path: Path) -> None:
-        """Write the cells; the vectors are the caller's to keep."""
+        """Write the cells, without the vectors."""
         try:
             load_faiss().write_index(self._cells, str(path))
-        except RuntimeError as error:  # which hides what the operating system said
+        except RuntimeError as error:  # faiss hides the system's error number
             raise OSError(f"{path} could not be written: {error}") from None
 
     def over(self, vectors: Tensor) -> Self:
-        """The same cells over other items `[N' + 1, d]`: nothing is learned anew."""
+        """The same cells over other items `[N' + 1, d]`: nothing is trained again."""
         vectors = ExactIndex(vectors.float()).vectors
         cells = load_faiss().clone_index(self._cells)
         cells.reset()
@@ -94,7 +94,7 @@ class IVFIndex:
 
     @property
     def num_cells(self) -> int:
-        """Number of cells: with as many probes nothing is left out."""
+        """Number of cells; with as many probes every item is searched."""
         return int(self._cells.nlist)
 
     @torch.no_grad()

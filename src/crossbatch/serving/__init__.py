@@ -1,9 +1,7 @@
-"""From a run to answers: bundles, and all that reads them.
+"""Serve trained models: export bundles, open them, recommend; `server` answers over HTTP.
 
-For example:
-
-    bundle = export_bundle("runs/first", "first.bundle")
-    bundle.recommend([["i17", "i4"]], k=20)
+bundle = export_bundle("runs/first", "first.bundle")
+bundle.recommend([["i17", "i4"]], k=20)
 """
 
 from typing import TYPE_CHECKING

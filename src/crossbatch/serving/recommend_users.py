@@ -1,4 +1,4 @@
-"""Recommendations for a whole file of users: streamed, in bounded memory, whatever its length.
+"""Recommendations for a file of users, streamed in bounded memory.
 
 recommend_users(bundle, Path("users.parquet"), Path("lists.parquet"), k=20)
 """
@@ -39,14 +39,14 @@ SCANS: dict[str, Callable[[Path], pl.LazyFrame]] = {
 
 @dataclass(slots=True)
 class Tally:
-    """What a batch met.
+    """Counts of what a file of users held.
 
     Attributes:
         users: Users answered.
         rows: Items listed in all.
         items: Items of all histories.
         unknown: Those that are not in the catalogue.
-        popular: Users of whom nothing was known, answered by popularity.
+        popular: Users without a known item or feature, who got the most popular items.
     """
 
     users: int = 0
@@ -72,14 +72,14 @@ def recommend_users(
         recommender: A bundle, or a run.
         users: Parquet, CSV or JSON lines with columns `user` and `history`, oldest item first: a
             list, or a string with commas. Columns named as user features are read as such.
-        out: Parquet, CSV or JSON lines, by its suffix; whole or absent.
+        out: Parquet, CSV or JSON lines, by its suffix; written atomically.
         k: Length of the lists.
         exclude_seen: Whether items of a history stay out of its list.
         overwrite: Replace an existing file.
         progress: Called with ("users", done, total).
 
     Raises:
-        ConfigError: If a file's kind, a column or k cannot be honoured.
+        ConfigError: If the kind of a file, a column or k is wrong.
         DataError: If the users cannot be read.
     """
     tally = Tally()
@@ -124,7 +124,7 @@ def _readable(path: Path, batches: Iterator[pl.DataFrame]) -> Iterator[pl.DataFr
 
 
 def _chunks(frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    """Cut frames so that no chunk's histories take much memory when padded to the longest."""
+    """Cut frames into chunks whose histories take little memory when padded to the longest."""
     for frame in frames:
         lengths = frame["history"].list.len().fill_null(0).to_numpy()
         start = 0

@@ -1,4 +1,4 @@
-"""A table written piece by piece, in bounded memory, into a file that is whole or absent."""
+"""Write a table piece by piece, in bounded memory, into one file that appears when complete."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def table_file(
             raise DataError(f"there was nothing to write to {out}")
         with atomic_file(out) as whole:
             SINKS[out.suffix](pl.scan_parquet(written), whole)
-    except pl.exceptions.PolarsError as error:  # which hides what the operating system said
+    except pl.exceptions.PolarsError as error:  # polars hides the system's error number
         raise OSError(f"{out} could not be written: {error}") from None
     finally:
         shutil.rmtree(parts, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""User features as a request brings them: plain values in, rows for the user tower out."""
+"""Encode the user features of requests: from plain values to rows that the user tower reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from crossbatch.models import TwoTower
 
 M = TypeVar("M", bound=torch.nn.Module)
-LARGEST = 1e15  # beyond it standardised values and their squares leave the range of float32
+MAX_NUMBER = 1e15  # beyond it, standardised values and their squares overflow float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,9 @@ def feature_table(feature: Feature) -> FeatureTable:
 
 
 def with_profiles(towers: TwoTower, tables: Mapping[str, FeatureTable]) -> TwoTower:
-    """The same towers over other users: weights are shared, only the tables are exchanged.
+    """The same towers with the feature tables of other users; weights are shared.
 
-    A copy, because another thread may be reading the original meanwhile.
+    A copy, because another thread may be using the original.
     """
     assert towers.profile is not None
     encoders = [
@@ -119,7 +119,7 @@ def _check_names(user: Mapping[str, Any], encoders: Mapping[str, Encoder]) -> No
             near = get_close_matches(name, list(encoders), n=1)
             known = ", ".join(encoders) or "none"
             hint = f"did you mean {near[0]!r}?" if near else f"its user features are: {known}"
-            raise ConfigError(f"{name!r} is no user feature of this model; {hint}")
+            raise ConfigError(f"{name!r} is not a user feature of this model; {hint}")
 
 
 def _value(name: str, encoder: Encoder, value: Any) -> Any:
@@ -136,7 +136,7 @@ def _value(name: str, encoder: Encoder, value: Any) -> Any:
 
 def _number(value: Any, encoder: Encoder | None = None) -> float:
     number = float(value)
-    if not abs(number) <= LARGEST:  # NaN neither
+    if not abs(number) <= MAX_NUMBER:  # NaN neither
         raise ValueError
     return number
 

@@ -41,7 +41,7 @@ def write_vectors(
 
     Args:
         recommender: A bundle, or a run.
-        out: The file; whole or absent.
+        out: The file; written atomically.
         overwrite: Replace an existing file.
         progress: Called with ("items", done, total).
     """

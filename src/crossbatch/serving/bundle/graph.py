@@ -1,12 +1,12 @@
-"""The user tower as a graph for other runtimes: history ids in, interests out, any batch size.
+"""Export the user tower as a graph for other runtimes: `.pt2` by torch.export, and ONNX.
 
 Inputs, in this order: `history` `[B, L]` int64, the L most recent items, oldest first, right-padded
 with 0; then each user feature in alphabetical order: categorical `[B]` int64, numeric and dense
-`[B, n]` float32, a multi-valued one as two inputs, all values end to end `[V]` int64 and where each
-user's begin `[B]` int64. Output: `interests` `[B, K, d]`.
+`[B, n]` float32, a multi-valued one as two inputs, all values end to end `[V]` int64 and each
+user's offset into them `[B]` int64. Output: `interests` `[B, K, d]`.
 
-A bundle's own loader never reads these files, for torch's loader of `.pt2` archives may unpickle.
-They are for the C++, mobile and ONNX runtimes of those who trust the bundle's maker.
+`open_bundle` never reads these files, for torch's loader of `.pt2` archives may unpickle. They are
+for C++, mobile and ONNX runtimes; load them only if you trust their source.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PT2, ONNX = "user_tower.pt2", "user_tower.onnx"
 MULTI = "multi_valued"
 STARTS = ".starts"  # suffix of the second input of a multi-valued feature
 TRACED_USERS = 4
-ONE_FILE_BYTES = 1 << 30  # larger ONNX graphs keep their weights in a file beside
+ONE_FILE_BYTES = 1 << 30  # larger ONNX graphs keep their weights in a second file
 
 
 class UserGraph(nn.Module):
-    """What is exported: the lookup of a history, the user tower, the profile.
+    """The module that is exported: history lookup, user features, user tower.
 
     Args:
         recommender: Towers and history vectors.
@@ -93,22 +93,22 @@ class UserGraph(nn.Module):
 
 
 class AllRows(FeatureTable):
-    """A table of which every row is read, in order; `offsets` says where each row begins."""
+    """A table of which every row is read, in order; `offsets` holds the start of each row."""
 
     def bags(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """All values, and where each row begins: no graph can depend on how long rows are."""
+        """All values and the start of each row, without depending on how long rows are."""
         assert self.offsets is not None
         return self.values, self.offsets
 
 
 def export_graph(graph: UserGraph, history_length: int) -> torch.export.ExportedProgram:
-    """The graph as torch traces it, for any number of users.
+    """Trace the graph with torch.export, for any number of users.
 
     Args:
         graph: What to export.
         history_length: Width L of the histories, which is fixed.
     """
-    # made-up users: of real ones a size may be 0 or 1, which torch takes for a constant
+    # placeholder users: torch takes sizes 0 and 1, which real users may have, for constants
     history = torch.ones(TRACED_USERS, history_length, dtype=torch.long)
     rows = torch.arange(TRACED_USERS)
     profiles = Profiles(sample_tables(graph.schema, TRACED_USERS), rows)
@@ -122,7 +122,7 @@ def export_graph(graph: UserGraph, history_length: int) -> torch.export.Exported
     try:
         with torch.no_grad():
             return torch.export.export(graph, example, dynamic_shapes=varying, strict=False)
-    except Exception as error:  # torch raises all sorts of its own here
+    except Exception as error:  # torch raises exceptions of many kinds here
         reason = str(error).strip().splitlines()[0]
         raise DataError(
             f"torch.export cannot trace this model ({reason}): pass --no-graph"
@@ -130,10 +130,10 @@ def export_graph(graph: UserGraph, history_length: int) -> torch.export.Exported
 
 
 def write_pt2(path: Path, program: torch.export.ExportedProgram) -> None:
-    """Write a program as torch itself reads it."""
+    """Write a program as an archive of torch.export."""
     try:
         torch.export.save(program, path)
-    except RuntimeError as error:  # which hides what the operating system said
+    except RuntimeError as error:  # torch hides the system's error number
         raise OSError(f"{path} could not be written: {error}") from None
 
 
@@ -154,7 +154,7 @@ def write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[st
 
 
 def run_onnx(path: Path, inputs: tuple[Tensor, ...]) -> Tensor:
-    """What ONNX Runtime answers."""
+    """Run the graph with ONNX Runtime."""
     runtime = import_module("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
@@ -164,7 +164,7 @@ def run_onnx(path: Path, inputs: tuple[Tensor, ...]) -> Tensor:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the converter's notes to itself: they concern its authors."""
+    """Suppress the output of the converter."""
     sink = io.StringIO()
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -1,4 +1,4 @@
-"""The model card: what a person should know before using a bundle, as Markdown."""
+"""The model card of a bundle, as Markdown: use, data, quality, checks, limits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SHOWN_METRICS = ("recall@20", "recall@50", "hit_rate@50", "ndcg@50", "cold_recal
 
 
 def model_card(bundle: Bundle, facts: dict[str, Any]) -> str:
-    """Write the card of a bundle from what is known of it."""
-    sections = (_head, _use, _data, _quality, _proof, _limits)
+    """Return the card of a bundle; `facts` becomes its manifest."""
+    sections = (_head, _use, _data, _quality, _checks, _limits)
     return "\n".join(section(bundle, facts) for section in sections)
 
 
@@ -87,7 +87,7 @@ Held-out users against the whole catalogue, per cent; intervals over users.
 """
 
 
-def _proof(bundle: Bundle, facts: dict[str, Any]) -> str:
+def _checks(bundle: Bundle, facts: dict[str, Any]) -> str:
     index, parity = facts["index"], dict(facts["parity"])
     users, tolerance = parity.pop("users"), parity.pop("tolerance")
     differences = "\n".join(f"| {name} | {value:.1e} |" for name, value in parity.items())
@@ -107,18 +107,18 @@ Index: `{index["name"]}`; recall@{index["k"]} against exact search {index["recal
 
 
 def _limits(bundle: Bundle, facts: dict[str, Any]) -> str:
-    new = "The item tower knows ids only: items cannot be added without training anew."
+    new = "The item tower reads ids only: items cannot be added without training again."
     if bundle.config.item_features:
         new = "Items added later are encoded by their content alone, and count in a history too."
         if bundle.config.history == "id":
             new = (
                 "Items added later are encoded by their content alone. Histories are read through "
-                "ids, so they can be recommended, but say nothing in a history."
+                "ids, so these items can be recommended, but are skipped in histories."
             )
     return f"""## Limits
 
-- It repeats the habits of the log it was trained on, popularity among them; metrics above are of
-  that log and say nothing of other catalogues, times or ways of showing items.
+- It learned from one log and repeats its biases, popularity among them; the metrics above hold for
+  that log, not for other catalogues, times or ways of showing items.
 - A user without a known item and without features gets the most popular items.
 - {new}
 """
