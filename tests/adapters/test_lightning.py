@@ -99,7 +99,7 @@ def test_every_rank_keeps_its_own_bank(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stderr
     banks = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}

@@ -18,6 +18,7 @@ import pytest
 from crossbatch.training.run_folder import RunFolder, RunInUseError
 
 from . import fingerprints
+from .commands import PATIENCE
 from .conftest import FAULTS
 
 if TYPE_CHECKING:
@@ -224,8 +225,8 @@ def test_of_many_processes_on_one_run_folder_one_trains(tmp_path: Path, counts: 
         for racer in racers:
             racer.start()
         for racer in racers:
-            racer.join(60)
+            racer.join()
             assert racer.exitcode == 0
-        assert winners.get(timeout=10)
+        assert winners.get(timeout=PATIENCE)
         assert winners.empty()
         counts.survived("several processes on one run folder")

@@ -1,7 +1,8 @@
 """Recipes, datasets, checkpoints and runs that someone forged, checksums and all.
 
-A checksum tells of accidents, not of intent. Whoever rewrites a folder consistently may be refused
-or may be believed, but gets no crash, no memory, no code run and no look outside of the folder.
+A checksum detects accidents, not intent. A folder that was rewritten consistently may be refused
+or accepted, but it causes no crash, takes no unbounded memory, runs no code, and gives no access to
+files outside of the folder.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import shutil
 import struct
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -20,7 +21,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import load_file, save, save_file
 
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
@@ -33,10 +34,15 @@ from crossbatch.serving import open_bundle
 from crossbatch.serving.bundle import manifest as bundles
 from crossbatch.serving.bundle.change_items import add_items, remove_items
 from crossbatch.serving.server.live_bundle import LiveBundle
-from crossbatch.training import checkpoint
+from crossbatch.training import checkpoint, fit
 from crossbatch.training.run_folder import open_run
 
 from .conftest import FAULTS, RECIPE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .commands import Commands, Ended
 
 FUZZ = settings(
     max_examples=max(40, FAULTS),
@@ -448,3 +454,109 @@ class TestRuns:
 def test_the_recipe_of_this_suite_is_one(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text(RECIPE)
     assert Recipe.load(tmp_path / "x.toml").train.max_steps == 24
+
+
+@pytest.fixture(scope="module")
+def stopped(dataset: Path, place: Path) -> Path:
+    """A run with one checkpoint, that of step 16, and no result."""
+    out = place / "stopped"
+
+    def stop(_: object, step: int) -> None:
+        if step == 20:
+            raise KeyboardInterrupt
+
+    path = place / "stopped.toml"
+    path.write_text(RECIPE)
+    with pytest.raises(KeyboardInterrupt):
+        fit(open_dataset(dataset), Recipe.load(path), out, probe=stop)
+    shutil.rmtree(out / "checkpoints" / "step-000000008")
+    return out
+
+
+class TestResumedCheckpoints:
+    """`train --resume` of a checkpoint that was forged, with checksums that match."""
+
+    @pytest.fixture
+    def resume(
+        self, stopped: Path, commands: Commands, recipe: Path, dataset: Path, tmp_path: Path
+    ) -> Callable[..., Ended]:
+        """Change the tensors and the document of a copy, then resume it."""
+        run = tmp_path / "run"
+        shutil.copytree(stopped, run)
+        step = run / "checkpoints" / "step-000000016"
+
+        def change_and_resume(
+            tensors: dict[str, torch.Tensor], document: dict[str, Any] | None = None
+        ) -> Ended:
+            known = load_file(step / checkpoint.TENSORS)
+            assert set(tensors) <= set(known)
+            save_file(known | tensors, step / checkpoint.TENSORS)
+            body = json.loads((step / checkpoint.DOCUMENT).read_text()) | (document or {})
+            body |= {"crc32": file_crc32(step / checkpoint.TENSORS)}
+            body = {key: value for key, value in body.items() if key != "seal"}
+            (step / checkpoint.DOCUMENT).write_text(json.dumps(sealed(body)))
+            return commands.run("train", recipe, "--data", dataset, "--out", run, "--resume")
+
+        return change_and_resume
+
+    def test_an_unchanged_one_is_resumed(self, resume: Callable[..., Ended]) -> None:
+        assert resume({}).code == 0
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("sampler.bank.cursor", -(10**8)),
+            ("sampler.bank.cursor", -3000),
+            ("sampler.bank.cursor", 1024),
+            ("sampler.bank.fill", 1024),
+            ("sampler.bank.fill", -1),
+            ("sampler.bank.step", -1),
+            ("sampler.bank.item_ids", 10**9),
+            ("sampler.bank.item_ids", -5),
+            ("optimizer.steps", -7),
+            ("optimizer.steps", 2**62),
+            ("optimizer.table.item_tower.table.steps", -7),
+            ("optimizer.table.item_tower.table.touched", -(2**31)),
+            ("optimizer.table.item_tower.table.touched", 2**31 - 1),
+        ],
+    )
+    def test_bug_counters_and_ids_out_of_range(
+        self, resume: Callable[..., Ended], stopped: Path, name: str, value: int
+    ) -> None:
+        """A compiled copy took them for places in memory: the process crashed."""
+        tensors = load_file(stopped / "checkpoints" / "step-000000016" / checkpoint.TENSORS)
+        self.refused(resume({name: torch.full_like(tensors[name], value)}))
+
+    def test_bug_a_cursor_and_a_fill_beyond_the_bank(self, resume: Callable[..., Ended]) -> None:
+        beyond = torch.tensor(1024)
+        self.refused(resume({"sampler.bank.cursor": beyond, "sampler.bank.fill": beyond.clone()}))
+
+    @pytest.mark.parametrize(
+        "document",
+        [
+            {"step": -16},
+            {"step": "16"},
+            {"step": 2**70},
+            {"stopping": {"best": "x", "best_step": 16, "misses": 0}},
+            {"stopping": {"best": 0.1, "best_step": 16, "misses": None}},
+            {"stopping": []},
+            {"threads": -3},
+            {"eval_threads": "all"},
+            {"journal": -10},
+            {"losses": ["x"]},
+            {"losses": 7},
+            {"warned": 5},
+            {"seconds": "long"},
+            {"columns": None},
+        ],
+    )
+    def test_bug_numbers_of_the_document(
+        self, resume: Callable[..., Ended], document: dict[str, Any]
+    ) -> None:
+        self.refused(resume({}, document))
+
+    def refused(self, ended: Ended) -> None:
+        assert ended.code == 2, ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert ended.stderr.count("crossbatch:") == 1
+        assert "does not fit the recipe" in ended.stderr

@@ -5,9 +5,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,33 +102,27 @@ def test_same_seed_same_result_another_seed_another(finished, dataset, tmp_path)
     assert other["test"] != result["test"]
 
 
-def start(tmp_path, dataset, recipe, out, *more):
+def start_and_wait(tmp_path, dataset, recipe, out, step, *more):
+    """A training process that has taken `step` steps and waits for its stdin to be closed."""
+    command = [sys.executable, str(Path(__file__).with_name("waiting_command.py")), str(step), "0"]
     recipe_path = recipe_file(tmp_path / "recipe.toml", recipe)
-    command = [sys.executable, "-m", "crossbatch", "train", str(recipe_path)]
-    command += ["--data", str(dataset.path), "--out", str(out), *more]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    command += ["train", str(recipe_path), "--data", str(dataset.path), "--out", str(out)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([*command, "--quiet", *more], text=True, **pipes)
+    assert process.stdout.readline() == "waiting\n", process.communicate()[1]
+    return process
 
 
-def wait_for_steps(run, count, timeout=120):
-    """Wait until the journal tells of `count` training lines."""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        path = run / "journal.jsonl"
-        if path.exists() and path.read_bytes().count(b'"event": "train"') >= count:
-            return
-        time.sleep(0.01)
-    raise AssertionError("the run did not get going")
+def kill(process):
+    process.kill()
+    process.communicate()
 
 
 def test_sigkill_at_any_moment_then_resume_is_bit_identical(finished, dataset, tmp_path):
     out, recipe, result = finished
     run = tmp_path / "killed"
-    for lines in (1, 5, 8):  # before the first checkpoint, after it, after the second
-        process = start(tmp_path, dataset, recipe, run, "--resume", "--quiet")
-        wait_for_steps(run, lines)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stderr.close()
+    for step in (7, 28, 43):  # before the first checkpoint, after it, after the second
+        kill(start_and_wait(tmp_path, dataset, recipe, run, step, "--resume"))
         assert not (run / "result.json").exists()
     resumed = fit(dataset, recipe, run, resume=True)
     assert without_times(resumed) == without_times(result)
@@ -139,14 +133,14 @@ def test_sigkill_at_any_moment_then_resume_is_bit_identical(finished, dataset, t
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(finished, dataset, tmp_path):
+def test_ctrl_c_saves_and_says_how_to_resume(finished, dataset, tmp_path):
     _, recipe, result = finished
     run = tmp_path / "interrupted"
-    process = start(tmp_path, dataset, recipe, run, "--quiet")
-    wait_for_steps(run, 6)
+    process = start_and_wait(tmp_path, dataset, recipe, run, 33)
     process.send_signal(signal.SIGINT)
-    message = process.communicate(timeout=60)[1]
+    message = process.communicate()[1]
     assert process.returncode == 130
+    assert "stopped at step 33 and saved" in message
     assert "--resume" in message
     assert "Traceback" not in message
     resumed = fit(dataset, recipe, run, resume=True)
@@ -202,16 +196,10 @@ def test_an_occupied_folder_is_left_alone(finished, dataset):
 
 def test_two_trainings_in_one_folder_are_refused(dataset, recipe, tmp_path):
     run = tmp_path / "run"
-    long = replace(recipe, train=replace(recipe.train, max_steps=100_000, patience=10_000))
-    process = start(tmp_path, dataset, long, run, "--quiet")
-    try:
-        wait_for_steps(run, 1)
-        with pytest.raises(ConfigError, match="in use"):
-            fit(dataset, long, run, resume=True)
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
+    process = start_and_wait(tmp_path, dataset, recipe, run, 1)
+    with pytest.raises(ConfigError, match="in use"):
+        fit(dataset, recipe, run, resume=True)
+    kill(process)
 
 
 def test_resume_with_another_recipe_is_refused(dataset, recipe, tmp_path):
@@ -232,7 +220,7 @@ def test_bug_a_finished_run_answered_for_another_recipe(finished, dataset):
 
 @contextmanager
 def stopped_after(steps, patch):
-    """As if Ctrl-C came after so many steps of this sitting."""
+    """As if Ctrl-C came after so many steps of this session."""
     flags = (iter([*[False] * (steps - 1), *[True] * 9]) for _ in range(9))
 
     @contextmanager
@@ -248,7 +236,7 @@ def stopped_after(steps, patch):
 def test_bug_a_stop_between_two_journal_lines_changed_the_next(
     finished, dataset, tmp_path, monkeypatch
 ):
-    """A line holds the mean loss since the one before, whichever sitting the steps fell to."""
+    """A line holds the mean loss since the one before, whichever session took the steps."""
     out, recipe, _ = finished
     for steps in (7, 9):
         with stopped_after(steps, monkeypatch), pytest.raises(Interrupted):
@@ -263,7 +251,7 @@ def test_bug_a_stop_between_two_journal_lines_changed_the_next(
 
 @pytest.mark.parametrize("steps", [4, 18, 43, 49])
 def test_bug_a_stop_within_a_measurement_lost_it(dataset, tmp_path, monkeypatch, steps):
-    """Drift looks back ten steps: a run that is stopped within them goes on from before them."""
+    """Drift looks back ten steps: a run that is stopped within them resumes from before them."""
     recipe = RECIPE.changed(["train.eval_every=40"])
 
     def probe():

@@ -170,14 +170,32 @@ def load_model_state(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
         trainer.log_temperature.copy_(tensors["loss.log_temperature"])
 
 
-def load_trainer_state(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
-    """Restore what `trainer_state` returned."""
+def load_trainer_state(trainer: Trainer, tensors: dict[str, Tensor], step: int) -> None:
+    """Restore what `trainer_state` returned after `step` batches.
+
+    Raises:
+        DataError, KeyError, RuntimeError, ValueError: If the tensors are not of such a trainer.
+    """
+    _check_ranges(trainer, tensors, step)
     load_model_state(trainer, tensors)
     trainer.sampler.load_state_dict(below(tensors, "sampler."))
     trainer.optimizer.load_state(below(tensors, "optimizer."))
     torch.set_rng_state(tensors["rng.cpu"])
     if torch.cuda.is_available() and "rng.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["rng.cuda"])
+
+
+def _check_ranges(trainer: Trainer, tensors: dict[str, Tensor], step: int) -> None:
+    """Raise `ValueError` for counters and ids that training cannot have: compiled code trusts them.
+
+    A checksum does not help against a checkpoint that was made to do harm.
+    """
+    largest = {"steps": step, "touched": step, "bank.item_ids": trainer.sampler.num_items}
+    for name, value in tensors.items():
+        for ending, most in largest.items():
+            known = name.endswith(ending) and name.startswith(("optimizer.", "sampler."))
+            if known and value.numel() and not 0 <= int(value.min()) <= int(value.max()) <= most:
+                raise ValueError(f"{name} is not between 0 and {most}")
 
 
 def below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

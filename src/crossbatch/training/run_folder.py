@@ -196,8 +196,9 @@ class RunFolder:
             return None
         tensors, document = found
         try:
+            check_numbers(document)
             load_tables(spread, self._checkpoint_path(document["step"]), tensors)
-            checkpoint.load_trainer_state(trainer, tensors)
+            checkpoint.load_trainer_state(trainer, tensors, document["step"])
             trainer.step = document["step"]
             saved = document["stopping"]
             stopping.best = float("-inf") if saved["best"] is None else saved["best"]
@@ -233,6 +234,33 @@ class RunFolder:
         self, path: Path, trainer: Trainer, tensors: dict[str, Any], document: dict[str, Any]
     ) -> None:
         checkpoint.save(path, tensors, document, trainer.optimizer.sharded, writes=self.writes)
+
+
+# What a checkpoint's document counts; earlier releases lack some.
+COUNTS = ("step", "journal", "threads", "eval_threads", "columns")
+MOST_STEPS = 1 << 62
+SECONDS = ("seconds", "cpu_seconds", "eval_seconds", "reported")
+
+
+def check_numbers(document: dict[str, Any]) -> None:
+    """Raise `ValueError` or `TypeError` if an entry of a checkpoint's document is of another kind.
+
+    Counts must not be negative; `stopping` must be complete.
+    """
+    stopping = document["stopping"]
+    counts = [(key, document.get(key, 0)) for key in COUNTS]
+    counts += [(key, stopping[key]) for key in ("best_step", "misses")]
+    for key, value in counts:
+        if type(value) is not int or not 0 <= value < MOST_STEPS:
+            raise ValueError(f"{key} is {value!r}, not a count")
+    numbers = [(key, document.get(key, 0.0)) for key in SECONDS]
+    numbers += [("losses", loss) for loss in document.get("losses", [])]
+    numbers += [("best", 0.0 if stopping["best"] is None else stopping["best"])]
+    for key, value in numbers:
+        if type(value) not in (int, float):
+            raise ValueError(f"{key} is {value!r}, not a number")
+    if not isinstance(document.get("warned", []), list):
+        raise ValueError(f"warned is {document['warned']!r}, not a list")
 
 
 def in_use(path: Path) -> bool:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+HANGS = 1800.0  # seconds after which a test gives up: no measure of speed
 SOURCE = str(Path(__file__).parents[3] / "src")
 
 
@@ -30,6 +31,7 @@ def launch(
         subprocess.Popen(
             [sys.executable, *command, *(each or {}).get(rank, [])],
             env=environment(rank, size, port),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -38,7 +40,7 @@ def launch(
     ]
 
 
-def finish(processes: list[subprocess.Popen[str]], timeout: float = 600) -> list[tuple[int, str]]:
+def finish(processes: list[subprocess.Popen[str]], timeout: float = HANGS) -> list[tuple[int, str]]:
     """Exit code and error output of every rank."""
     try:
         outputs = [process.communicate(timeout=timeout)[1] for process in processes]

@@ -49,7 +49,7 @@ def metrics(dataset, trainer, ranks=None) -> dict[str, float]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     data, run = open_dataset(Path(sys.argv[1])), Path(sys.argv[2])
-    with joined(timeout=300) as group:
+    with joined(timeout=1800) as group:
         place = RunFolder(run, resume=True, writes=group.first)
         trained = resumed(data, place, group)
         found = {"losses": steps(data, trained, int(sys.argv[3]))}

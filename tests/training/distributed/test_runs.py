@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from crossbatch.training import fit
 
 from ..conftest import RECIPE as WITH_FEATURES
 from ..conftest import recipe_file
-from .launching import environment, finish, free_port, launch
+from .launching import HANGS, environment, finish, free_port, launch
 
 TIMES = ("seconds_per_1000_steps", "cpu_seconds_per_1000_steps", "convergence_minutes")
 # Without the layer that features need: its bias has a gradient of rounding alone, of which Adam
@@ -22,13 +23,19 @@ TIMES = ("seconds_per_1000_steps", "cpu_seconds_per_1000_steps", "convergence_mi
 RECIPE = replace(WITH_FEATURES, model=replace(WITH_FEATURES.model, item_features=()))
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1")
 LONG = replace(RECIPE, train=replace(RECIPE.train, max_steps=400, eval_every=100, patience=99))
+WAITING = str(Path(__file__).parents[1] / "waiting_command.py")
 
 
 def train(dataset, recipe, out, *options):
     """The command line of a training."""
     file = recipe_file(out.with_suffix(".toml"), recipe)
     paths = [str(file), "--data", str(dataset.path), "--out", str(out)]
-    return ["-m", "crossbatch", "train", *paths, "--quiet", "--timeout", "300", *options]
+    return ["-m", "crossbatch", "train", *paths, "--quiet", "--timeout", "1800", *options]
+
+
+def train_and_wait(step, rank, *arguments):
+    """The same of a training whose `rank` waits after a step."""
+    return [WAITING, str(step), str(rank), *train(*arguments)[2:]]
 
 
 def losses(run):
@@ -83,36 +90,39 @@ def test_more_ranks_than_rows_is_a_mistake(dataset, tmp_path):
     assert "Traceback" not in "".join(text for _, text in outcomes)
 
 
+@pytest.mark.slow
 def test_a_hung_rank_is_named(dataset, tmp_path):
     endless = replace(LONG, train=replace(LONG.train, max_steps=10**6))
-    processes = launch(2, train(dataset, endless, tmp_path / "run", "--timeout", "8"))
+    processes = launch(2, train(dataset, endless, tmp_path / "run", "--timeout", "180"))
     wait_for(tmp_path / "run", 5, processes)
     processes[1].send_signal(signal.SIGSTOP)
-    code = processes[0].wait(timeout=300)
+    code = processes[0].wait(timeout=HANGS)
     processes[1].kill()
     assert code == 1
     said = finish(processes)[0][1]
-    assert "lost contact with rank 1 of 2: killed, or without a sign for 8 s" in said
+    assert "lost contact with rank 1 of 2: killed, or without a sign for 180 s" in said
     assert "Traceback" not in said
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_exactly_and_on_another_number_of_ranks(dataset, tmp_path):
+def test_a_stopped_run_resumes_exactly_and_on_another_number_of_ranks(dataset, tmp_path):
     whole, stopped, more = (tmp_path / name for name in ("whole", "stopped", "more"))
     assert [code for code, _ in finish(launch(2, train(dataset, LONG, whole)))] == [0, 0]
-    processes = launch(2, train(dataset, LONG, stopped))
-    wait_for(stopped, 150, processes)
+    processes = launch(2, train_and_wait(152, 1, dataset, LONG, stopped))
+    assert processes[1].stdout.readline() == "waiting\n", finish(processes)
     processes[1].send_signal(signal.SIGTERM)  # one is asked, both stop at the same step
+    processes[1].stdin.close()
+    processes[1].stdin = None
     outcomes = finish(processes)
     assert [code for code, _ in outcomes] == [130, 130]
-    assert sum("saved; go on" in text for _, text in outcomes) == 1
+    assert sum("saved; continue" in text for _, text in outcomes) == 1
     shutil.copytree(stopped, more)
     before = max(losses(stopped))
     command = train(dataset, LONG, stopped, "--resume")
     assert [code for code, _ in finish(launch(2, command))] == [0, 0]
     assert result(stopped) == result(whole)
     expected = losses(whole)
-    expected.pop(before + 5)  # a mean over the steps of one sitting
+    expected.pop(before + 5)  # a mean over the steps of one session
     assert {step: loss for step, loss in losses(stopped).items() if step in expected} == expected
     command = train(dataset, LONG, more, "--resume")
     assert [code for code, _ in finish(launch(3, command))] == [0, 0, 0]
@@ -126,10 +136,12 @@ def test_a_stopped_run_goes_on_exactly_and_on_another_number_of_ranks(dataset, t
 def test_torchrun_starts_again_after_a_kill(dataset, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert [code for code, _ in finish(launch(2, train(dataset, LONG, whole)))] == [0, 0]
-    port = free_port()
+    port, command = free_port(), train_and_wait(150, 1, dataset, LONG, killed)
     torchrun = subprocess.Popen(
-        [sys.executable, *TORCHRUN, "--master-port", str(port), *train(dataset, LONG, killed)],
+        [sys.executable, *TORCHRUN, "--master-port", str(port), *command],
         env={k: v for k, v in environment(0, 1, port).items() if "RANK" not in k},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )

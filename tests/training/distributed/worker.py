@@ -13,7 +13,7 @@ from crossbatch.training.distributed.start import joined
 
 torch.set_num_threads(1)
 dataset = open_dataset(Path(sys.argv[1]))
-with joined(timeout=300) as ranks:
+with joined(timeout=1800) as ranks:
     for case in sys.argv[3:]:
         found = cases.outcome(dataset, case, ranks)
         torch.save(found, Path(sys.argv[2]) / f"{case}-{ranks.rank}.pt")
