@@ -1,4 +1,4 @@
-"""How long work reports progress: one callable, so that no terminal library is needed here."""
+"""Progress of long work, reported through one callable."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def user_runs(offsets: np.ndarray, rows: int) -> list[slice]:
 
 
 class ArrayReader:
-    """A one-dimensional `.npy` of which slices are read when they are asked for.
+    """A one-dimensional `.npy` that is read in slices.
 
     Args:
         path: An existing file.

@@ -1,4 +1,4 @@
-"""Batches as tensors, assembled by array operations only: no Python per sample."""
+"""Batches of tensors for training and evaluation, assembled by array operations only."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-BLOCK_SAMPLES = 8_192  # samples that are gathered at once …
-BLOCK_BATCHES = 64  # … but never so many batches that the first one waits
+BLOCK_SAMPLES = 8_192  # samples that are gathered at once
+BLOCK_BATCHES = 64  # batches of a block at most, so that the first one comes soon
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Training samples: users, what they had before, and what came next.
+    """Training samples: users, their histories, and the item that came next.
 
     Attributes:
         user_ids: Shape `[B]`, int64.
         history: Oldest first, padded with 0 on the right.  Shape `[B, L]`, int64.
         item_ids: The positives.  Shape `[B]`, int64.
-        later: What came after them, if asked for: the items of all rows end to end, and where
-            each row's begin.  Shapes `[n]` and `[B + 1]`, int64.
+        later: The items after the positives, of all rows end to end, and the batch offsets; only
+            if requested.  Shapes `[n]` and `[B + 1]`, int64.
     """
 
     user_ids: Tensor
@@ -101,10 +101,10 @@ def training_batches(
     start: int,
     later: bool = False,
 ) -> Iterator[Batch]:
-    """Yield batches without end; number i depends on the seed and i alone.
+    """Yield batches without end; batch i depends on the seed and i alone.
 
     Each is `batch_size` distinct users, uniform, each with a target position uniform over those
-    that have `min_history` items before them; with what came `later` if asked for.
+    that have `min_history` items before them; with the items after it if `later`.
     """
     _check_sizes(batch_size, history_length)
     if batch_size > len(part.users):
@@ -129,7 +129,7 @@ def _training_batches(
         users = torch.from_numpy(part.users[rows])
         history = torch.from_numpy(_windows(part.items, starts, positions, history_length))
         targets = torch.from_numpy(part.items[positions].astype(np.int64))
-        # Split at once: a slice for every tensor of every batch takes three times as long.
+        # One split of the block: slicing every tensor of every batch takes three times as long.
         parts = (tensor.split(batch_size) for tensor in (users, history, targets))
         after = _later(part, rows, positions, batch_size) if later else repeat(None)
         yield from islice(map(Batch, *parts, after), skip, None)
@@ -139,7 +139,7 @@ def _training_batches(
 def _later(
     part: TrainingPart, rows: np.ndarray, positions: np.ndarray, batch_size: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what came after the targets of each batch: a block's would be too much at once."""
+    """Yield the items after the targets, batch by batch: those of a block may not fit in memory."""
     for first in range(0, len(rows), batch_size):
         span = slice(first, first + batch_size)
         yield _ranges(part.items, positions[span] + 1, part.ends[rows[span]])
@@ -150,12 +150,12 @@ def _draw(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return rows of `part` and absolute positions of targets for a block of batches, flat.
 
-    A counter-based generator: a block is reached without drawing those before it.
+    The generator is counter-based, so that a block needs none of the blocks before it.
     """
     rng = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, block, 0]))
     rows = rng.integers(len(part.users), size=shape)
     ordered = np.sort(rows, axis=1)
-    # a batch with a repeated user is drawn anew as a whole: all distinct ones stay equally likely
+    # a batch with a repeated user is redrawn as a whole: all distinct batches stay equally likely
     for batch in np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(axis=1)):
         rows[batch] = rng.choice(len(part.users), size=shape[1], replace=False)
     flat = rows.reshape(-1)

@@ -1,7 +1,7 @@
 """Features of items and users: written by preparation, memory-mapped by the dataset.
 
-`features/items/` and `features/users/` hold, beside the arrays, `schema.json` and vocabularies:
-all that is needed to encode new items in production, so that a bundle may simply copy the folder.
+`features/items/` and `features/users/` hold arrays, `schema.json` and vocabularies: all that is
+needed to encode new items, so that a bundle copies the folder.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def write_features(
     """Fit an encoder to each column, write its arrays and state, and return what was learned.
 
     Args:
-        folder: An own folder for these features; created.
+        folder: A new folder for these features.
         table: One row for each row of the features, null where there is no content.
         columns: Which columns of `table` to encode, and how.
-        padding: How many first rows are no items or users, so do not count as missing content.
+        padding: Number of first rows that are padding and do not count as missing content.
 
     Returns:
         For each feature its kind, size, and the share of rows that have a value.

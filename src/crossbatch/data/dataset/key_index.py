@@ -59,7 +59,7 @@ class KeyIndex:
         self._cache: dict[str, int] = {}  # keys found lately: popular items come again
 
     def covers(self, first: int) -> bool:
-        """Tell whether every row from `first` on has one hash, and no other row has any."""
+        """Return whether each row from `first` on has a hash, and no other row has one."""
         n, rows = len(self._keys) - first, self._rows
         types = self._hashes.dtype == np.uint64 and np.issubdtype(rows.dtype, np.integer)
         fit = types and self._hashes.shape == rows.shape == (n,)

@@ -1,7 +1,7 @@
 """String tables: any number of UTF-8 strings as two memory-mapped arrays.
 
-`X.bytes.npy` holds all strings end to end, `X.offsets.npy` where each begins; nothing is decoded
-until it is asked for, so that a table of millions opens at once.
+`X.bytes.npy` holds all strings end to end, `X.offsets.npy` where each begins; a string is
+decoded when it is read, so that a table of millions opens at once.
 """
 
 from __future__ import annotations

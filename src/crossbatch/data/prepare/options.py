@@ -28,8 +28,8 @@ class PrepareOptions:
         test_share: The same for the test.
         ties: Order of one user's interactions of one moment: "shuffle", "stable" or "item".
         min_history: Items that a training sample has before its target, at least.
-        cold_items: Share of items withheld from training users altogether, so that they meet the
-            model for the first time in evaluation; for the split by users.
+        cold_items: Share of items withheld from training users altogether, so that only
+            evaluation contains them; for the split by users.
         min_rating: Leave out interactions with a lower rating.
         max_bad_lines: Refused lines that are tolerated: a share below 1, a number from 1 on.
         seed: Of the users' shuffle, the ties and the choice of cold items.

@@ -51,12 +51,12 @@ def prepare(
         source: A raw log, as `open_source` gives it.
         out: The folder to create.
         options: How to filter, order and split; by default the source's own defaults.
-        engine: What reads, filters and sorts, a name in `ENGINES`; the result is the same.
+        engine: What reads, filters and sorts, a name in `ENGINES`; the dataset is the same.
         overwrite: Replace an existing dataset.
         progress: Called with (stage, done, total).
 
     Raises:
-        DataError: If the source cannot be used; nothing is left behind then.
+        DataError: If the source cannot be used; nothing is written then.
     """
     if engine not in ENGINES:
         raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")

@@ -137,8 +137,8 @@ class TimeReader:
         scaled = numbers * MICROSECONDS[unit]
         earliest = EARLIEST_FINE if unit in ("ms", "us", "ns") else 0
         latest = 2.0**62 if unit == "order" else LATEST
-        sane = scaled.is_finite() & (scaled >= earliest) & (scaled <= latest)
-        return scaled.set(~sane.fill_null(value=False), None).round(0).cast(pl.Int64)
+        possible = scaled.is_finite() & (scaled >= earliest) & (scaled <= latest)
+        return scaled.set(~possible.fill_null(value=False), None).round(0).cast(pl.Int64)
 
     def _dates(self, column: pl.Series) -> pl.Series:
         # polars reads one format at a time: a mixed column would otherwise lose one of them

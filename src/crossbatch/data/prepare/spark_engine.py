@@ -176,7 +176,7 @@ def _settled(*before_and_after: tuple[DataFrame, DataFrame]) -> bool:
 
 
 def _counted(log: DataFrame, name: str, folder: Path) -> DataFrame:
-    """Return the interactions of each key and the first of them, from a file of their own."""
+    """Return count and first row of each key, written to Parquet and read back."""
     from pyspark.sql import functions as f
 
     counted = log.groupBy(name).agg(f.count("*").alias("count"), f.min("row").alias("first"))

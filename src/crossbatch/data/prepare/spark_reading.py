@@ -90,7 +90,7 @@ def read_log(
 
 @contextmanager
 def _workers_errors() -> Iterator[None]:
-    """Raise what a reader found wrong on a worker as the reader's own error."""
+    """Raise a reader's `DataError` from a worker as the same error here."""
     from pyspark.errors import PythonException
 
     try:

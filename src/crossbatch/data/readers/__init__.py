@@ -21,7 +21,7 @@ READERS = {
     "comirec": Reader(comirec.recognises, comirec.open_source),
     "recbole": Reader(recbole.recognises, recbole.open_source),
 }
-GENERAL = "table"  # also fits files of the special formats, so it is asked last
+GENERAL = "table"  # also fits files of the special formats, so it is tried last
 
 __all__ = ["READERS", "ReadOptions", "Reader", "detect_format", "open_source"]
 
@@ -37,14 +37,14 @@ def open_source(
         options: What the files do not say themselves.
 
     Raises:
-        ConfigError: If the format is unknown or cannot be told.
+        ConfigError: If the format is unknown or cannot be detected.
         DataError: If the files are missing or not of that format.
     """
     path = Path(path)
     if not path.exists() and not is_pattern(path):
         raise DataError(f"{path} does not exist")
     options = options or ReadOptions()
-    # Only a table's columns have names to be told, and only its parts a pattern.
+    # only the table format takes column names or a pattern
     named = GENERAL if (options.user and options.item) or is_pattern(path) else None
     name = format_name or named or detect_format(path)
     if name not in READERS:

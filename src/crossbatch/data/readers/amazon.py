@@ -55,7 +55,7 @@ SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a path is a review file, or a folder with exactly one, by its field names."""
+    """Return whether a path is a review file, or a folder with exactly one, by its field names."""
     reviews = _reviews(path)
     try:
         return reviews is not None and _layout(reviews) is not None

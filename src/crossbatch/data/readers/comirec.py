@@ -1,6 +1,6 @@
-"""ComiRec's own files: `X_train.txt`, `X_valid.txt`, `X_test.txt`, lines `user,item,position`.
+"""ComiRec's files: `X_train.txt`, `X_valid.txt`, `X_test.txt`, lines `user,item,position`.
 
-The split they give is kept.  Beside them may stand `X_item_map.txt` (`asin,item`) and
+The split they give is kept.  The folder may also hold `X_item_map.txt` (`asin,item`) and
 `X_user_map.txt`, which give the keys back, and `X_item_cate.txt` (`item,category`).
 """
 
@@ -24,7 +24,7 @@ LINE = ("user", "item", "position")
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a folder holds one set of the three files."""
+    """Return whether a folder holds one set of the three files."""
     return path.is_dir() and len(_stems(path)) == 1
 
 

@@ -1,4 +1,4 @@
-"""CSV and its kin as frames of strings: whole blocks where possible, line by line where not."""
+"""Delimited text (CSV, TSV …) as frames of strings: whole blocks, line by line where that fails."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_delimited(
 def read_whole(
     path: Path, columns: Mapping[str, str], tally: Tally, **options: Any
 ) -> pl.DataFrame:
-    """Return all rows of a small file at once; none for a file of nothing but a header."""
+    """Return all rows of a small file at once; none for a file with only a header."""
     empty = pl.DataFrame(schema=dict.fromkeys(columns, pl.String))
     return pl.concat([empty, *read_delimited(path, columns, tally, **options)])
 

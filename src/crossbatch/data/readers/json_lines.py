@@ -1,4 +1,4 @@
-"""JSON lines as frames: the fast parser for whole blocks, line by line only where it fails."""
+"""JSON lines as frames: whole blocks by polars, line by line where that fails."""
 
 from __future__ import annotations
 

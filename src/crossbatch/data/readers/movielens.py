@@ -67,7 +67,7 @@ ITEM_COLUMNS = (
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a folder or zip holds one of the editions."""
+    """Return whether a folder or zip holds one of the editions."""
     return _find(path) is not None
 
 
@@ -134,7 +134,7 @@ def _ratings(
         log = Path(members[edition.ratings])
         if path.is_file():  # the zip's log is unpacked to disk, not into memory
             with zipfile.ZipFile(path) as archive:
-                member = _sane(archive, members[edition.ratings])
+                member = _checked_member(archive, members[edition.ratings])
                 log = Path(archive.extract(member, folder))
         yield from read_delimited(
             log, columns, tally, separator=edition.separator, header=edition.header or None
@@ -161,8 +161,8 @@ def _users(path: Path, edition: Edition, members: dict[str, str]) -> pl.DataFram
     return frame.with_columns(pl.col("zip").str.slice(0, 3))  # the sorting region
 
 
-def _sane(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
-    """The member of this name, unless it would fill the disk; no more than it says is unpacked."""
+def _checked_member(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    """Return the member of this name, unless its size shows a decompression bomb."""
     member = archive.getinfo(name)
     check_ratio(name, member.file_size, member.compress_size)
     return member
@@ -174,7 +174,7 @@ def _table(
     """Read a small table whole; the old editions are Latin-1, the CSV ones UTF-8."""
     if path.is_file():
         with zipfile.ZipFile(path) as archive:
-            data = archive.read(_sane(archive, member))
+            data = archive.read(_checked_member(archive, member))
     else:
         data = Path(member).read_bytes()
     if has_header:

@@ -24,7 +24,7 @@ TITLES = ("title", "movie_title", "item_name", "name")
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a path is an `.inter` file or a folder with exactly one."""
+    """Return whether a path is an `.inter` file or a folder with exactly one."""
     return _log(path) is not None
 
 

@@ -42,7 +42,7 @@ BATCH_ROWS = 1 << 18
 
 
 def recognises(path: Path) -> bool:
-    """Tell whether a path is a log whose columns have usual names."""
+    """Return whether a path is a log whose columns have usual names."""
     try:
         logs = _logs(path)
         names = part_columns(logs[0])
@@ -107,19 +107,19 @@ def _beside(path: Path, stem: str) -> Path | None:
 
 
 def _columns(log: Path, options: ReadOptions) -> dict[str, str]:
-    """Return the file's names of user, item, time and rating, as told or by usual names."""
+    """Return the file's columns of user, item, time and rating, as named or by usual names."""
     names = part_columns(log)
-    told = {"user": options.user, "item": options.item, "time": options.time}
+    chosen = {"user": options.user, "item": options.item, "time": options.time}
     columns: dict[str, str] = {}
     for ours, usual in USUAL_NAMES.items():
         if ours == "time" and options.time == "none":
             continue
-        found = [told[ours]] if told[ours] else [name for name in usual if name in names]
+        found = [chosen[ours]] if chosen[ours] else [name for name in usual if name in names]
         if not found or found[0] not in names:
             remedy = " (or --time none if the order of the log counts)" if ours == "time" else ""
             raise ConfigError(
-                f"{log.name} has no {ours} column {told[ours] or 'of a usual name'}: name it with "
-                f"--{ours}{remedy}; its columns are {', '.join(names)}"
+                f"{log.name} has no {ours} column {chosen[ours] or 'of a usual name'}: "
+                f"name it with --{ours}{remedy}; its columns are {', '.join(names)}"
             )
         columns[ours] = str(found[0])
     rating = options.rating or ("rating" if "rating" in names else None)
@@ -175,11 +175,11 @@ def _rows(logs: list[Path]) -> int | None:
 
 
 def _content(
-    table: Path | None, what: str, log_key: str, told: tuple[Column, ...] | None
+    table: Path | None, what: str, log_key: str, chosen: tuple[Column, ...] | None
 ) -> tuple[str, tuple[Column, ...]]:
-    """Return the key column of a content table, and its features as told or by their types."""
+    """Return the key column of a content table, and its features as chosen or by type."""
     if table is None:
-        if told:
+        if chosen:
             raise ConfigError(f"{what} features need a table: name it with --{what}s")
         return "", ()
     names = column_names(table)
@@ -189,14 +189,14 @@ def _content(
             f"{table.name} has no column {log_key!r} with the {what}s' ids; "
             f"its columns are {', '.join(names)}"
         )
-    if told is None:
+    if chosen is None:
         return key, infer_columns(table, key)
-    unknown = [column.name for column in told if column.name not in names]
+    unknown = [column.name for column in chosen if column.name not in names]
     if unknown:
         raise ConfigError(
             f"{table.name} has no column {unknown[0]!r}; its columns are {', '.join(names)}"
         )
-    return key, told
+    return key, chosen
 
 
 def _table(path: Path | None, key: str, wanted: list[str]) -> Table | None:

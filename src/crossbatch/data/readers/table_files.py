@@ -80,7 +80,7 @@ def data_files(path: Path) -> list[Path]:
 
 
 def is_pattern(path: Path) -> bool:
-    """Tell whether a path is a pattern of paths, such as `lake/day=2024-*/*.parquet`."""
+    """Return whether a path is a pattern of paths, such as `lake/day=2024-*/*.parquet`."""
     return glob.has_magic(str(path)) and not path.exists()
 
 
@@ -158,8 +158,8 @@ def part_columns(file: Path) -> list[str]:
 def check_parts(files: Sequence[Path], columns: Mapping[str, str]) -> None:
     """Raise `DataError` unless all Parquet files have the columns, with types that agree.
 
-    Ids of several types must not meet: the user 7 of one file would be the user 7.0 of another.
-    Other formats hold text, and name a missing column when it is read.
+    Ids must have one type: the user 7 of one file would be the user 7.0 of another.
+    Other formats hold text; there a missing column is found when the file is read.
     """
     if file_kind(files[0]) != "parquet":
         return

@@ -1,4 +1,4 @@
-"""Lines of plain or gzipped text in blocks: the next is decompressed while the last is parsed."""
+"""Blocks of lines of plain or gzipped text; the next is decompressed while one is parsed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 24
 MAX_LINE_BYTES = 1 << 26
-# Text shrinks to a tenth, a very regular log to a hundredth; nothing but zeros shrinks further.
+# Text is compressed to a tenth, a very regular log to a hundredth of its size.
 MAX_RATIO, ALWAYS_ALLOWED = 250, 1 << 28
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -86,7 +86,7 @@ def _line_blocks(path: Path) -> Iterator[bytes]:
 
 
 def check_ratio(name: str, unpacked: int, packed: int) -> None:
-    """Raise `DataError` if so many bytes out of so few can only be meant to fill the disk."""
+    """Raise `DataError` if the sizes are those of a decompression bomb."""
     if unpacked > max(ALWAYS_ALLOWED, MAX_RATIO * packed):
         raise DataError(
             f"{name} unpacks to more than {MAX_RATIO} times its size, like a bomb: if it is "
