@@ -1,4 +1,4 @@
-"""Want of memory, whoever says so and in whatever words."""
+"""Failed allocations are recognised in the messages of all libraries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_bug_little_memory_is_one_sentence(
     with pytest.raises(SystemExit, match="2"):
         cli.main()
     said = capsys.readouterr().err
-    assert said.startswith("crossbatch: there is not enough memory; what was whole stays whole")
+    assert said.startswith("crossbatch: there is not enough memory; files on disk are intact")
     assert said.count("\n") == 1
 
 

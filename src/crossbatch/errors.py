@@ -1,16 +1,16 @@
-"""What a user can mend; the command line prints it without a traceback."""
+"""Exceptions that a user can resolve; the command line prints them without a traceback."""
 
 
 class ConfigError(ValueError):
-    """A recipe, an option or an argument that cannot be honoured."""
+    """An invalid recipe, option or argument."""
 
 
 class DataError(ValueError):
-    """A file that is missing, broken, foreign or of another format version."""
+    """A file that is missing, damaged, unknown, of another version, or cannot be written."""
 
 
 class DivergedError(ConfigError):
-    """The loss is no longer finite: other settings may work, these do not."""
+    """The loss is no longer finite; other settings may work."""
 
 
 class Interrupted(Exception):  # noqa: N818 (not an error: the run is saved)
@@ -18,14 +18,14 @@ class Interrupted(Exception):  # noqa: N818 (not an error: the run is saved)
 
 
 class OtherRankError(ConfigError):
-    """Another of the processes that train together says what is wrong; this one only ends."""
+    """Another rank failed and reports the error; this one only exits."""
 
 
 class RankLostError(RuntimeError):
-    """One of the processes that train together was killed or hangs; empty if another says so."""
+    """A rank was killed or hangs; without a message if another rank reports it."""
 
 
-# What libraries say who ask for memory, or for a thread and its stack, in vain.
+# Parts of the messages of libraries when memory, or a thread and its stack, cannot be allocated.
 NO_MEMORY = (
     "allocate memory",
     "bad_alloc",
@@ -37,5 +37,5 @@ NO_MEMORY = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; of those of most libraries only the message tells."""
+    """Whether an allocation failed; most libraries say so only in their message."""
     return isinstance(error, MemoryError) or any(text in str(error) for text in NO_MEMORY)
