@@ -117,7 +117,7 @@ def judge_auto(model: str, groups: Sequence[Group], gains: Gains) -> dict[str, A
     best = best_of(others, metric, "valid", seeds)
     if best is None:
         return None
-    lucky = best_of(others, metric, "test", seeds)
+    best_on_test = best_of(others, metric, "test", seeds)
     found = gains.over(with_seeds(best, seeds), with_seeds(auto, seeds))
     full = mine.get("full")
     return {
@@ -127,7 +127,7 @@ def judge_auto(model: str, groups: Sequence[Group], gains: Gains) -> dict[str, A
         "seeds": sorted(seed for seed in seeds if seed is not None),
         "chosen": _chosen(auto.runs),
         "best": best.strategy,
-        "best_on_test": lucky.strategy if lucky else None,
+        "best_on_test": best_on_test.strategy if best_on_test else None,
         "rivals": [other.strategy for other in others],
         "test": {
             group.strategy: {key: group.mean(key, "test", seeds) for key in METRICS}
@@ -205,11 +205,12 @@ def judge_rule(
         return None
     seeds = shared_seeds([limited, *fixed])
     best = best_of(fixed, RULE_METRIC, "valid", seeds)
-    lucky = best_of(fixed, RULE_METRIC, "test", seeds)
-    if best is None or lucky is None:
+    best_on_test = best_of(fixed, RULE_METRIC, "test", seeds)
+    if best is None or best_on_test is None:
         return None
-    found = gains.over(with_seeds(best, seeds), with_seeds(limited, seeds)).get(RULE_METRIC)
-    beside = gains.over(with_seeds(lucky, seeds), with_seeds(limited, seeds)).get(RULE_METRIC)
+    ruled = with_seeds(limited, seeds)
+    found = gains.over(with_seeds(best, seeds), ruled).get(RULE_METRIC)
+    beside = gains.over(with_seeds(best_on_test, seeds), ruled).get(RULE_METRIC)
     return {
         "judged": rule,
         "model": model,
@@ -217,11 +218,11 @@ def judge_rule(
         "seeds": sorted(seed for seed in seeds if seed is not None),
         "sizes": sorted(_size(group) for group in fixed),
         "best": _size(best),
-        "best_on_test": _size(lucky),
+        "best_on_test": _size(best_on_test),
         "test": {
             "rule": limited.mean(RULE_METRIC, "test", seeds),
             "best": best.mean(RULE_METRIC, "test", seeds),
-            "best_on_test": lucky.mean(RULE_METRIC, "test", seeds),
+            "best_on_test": best_on_test.mean(RULE_METRIC, "test", seeds),
         },
         "gains": {"best": _numbers(found), "best_on_test": _numbers(beside)},
         "within": found is not None and found.relative >= -CLOSE,

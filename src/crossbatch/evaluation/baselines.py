@@ -1,4 +1,4 @@
-"""Baselines that go through the same evaluation as a model, so that nobody fools themselves.
+"""Baselines without training, evaluated by the same code as a model.
 
 evaluate_baselines(ds, "test")["item_knn"].means()["recall@50"]
 """
@@ -42,7 +42,7 @@ class TrainingData(Protocol):
 
 
 def popularity(dataset: TrainingData) -> Recommender:
-    """The items most frequent in training, the same for everybody; ties by id."""
+    """The items most frequent in training, the same for every user; ties by id."""
     ranking = _by_popularity(dataset.item_counts)
 
     def recommend(batch: UserBatch, k: int, exclude: Tensor | None) -> Tensor:

@@ -95,10 +95,10 @@ def encode_items(
 
 @contextmanager
 def evaluation_mode(model: object, *, seed: int) -> Iterator[None]:
-    """Evaluate without a trace: each module's mode and the random state are put back afterwards.
+    """Evaluate without side effects: modules' modes and the random state are restored.
 
     Models that draw random numbers at inference (MIND's routing logits) draw them from `seed`, so
-    an evaluation repeats exactly and training goes on as if it had not happened.
+    an evaluation repeats exactly and does not change the training that follows.
     """
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     training = [module.training for module in modules]

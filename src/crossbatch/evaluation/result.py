@@ -59,10 +59,10 @@ class CorpusTally:
     def read(self) -> dict[str, float]:
         """Return the measures; NaN where nothing was recommended.
 
-        `coverage`: share of the catalogue that was recommended to anybody. `popularity_rank`: mean
-        over recommended places of the share of items more popular than the one recommended (0.5 =
-        no preference, near 0 = only hits). `head_share`, `cold_share`: share of the places given to
-        items of that band.
+        `coverage`: share of the catalogue that was recommended to at least one user.
+        `popularity_rank`: mean over recommended places of the share of items more popular than the
+        one recommended (0.5 = no preference, near 0 = only hits). `head_share`, `cold_share`: share
+        of the places given to items of that band.
         """
         shown = self.shown[1:].double()
         places = shown / shown.sum()  # NaN throughout if there is no place

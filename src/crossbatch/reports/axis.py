@@ -30,7 +30,7 @@ class Axis:
 
     @classmethod
     def over(cls, values: Iterable[float], start: float, end: float, *, log: bool = False) -> Axis:
-        """An axis that holds all values with a little air."""
+        """An axis that holds all values with a small margin."""
         low, high = log_limits(values) if log else limits(values)
         return cls(low, high, start, end, log)
 
@@ -55,7 +55,7 @@ class Axis:
 
 
 def limits(values: Iterable[float], *, zero: bool = False) -> tuple[float, float]:
-    """The range of an axis: all values and a little air; with zero where it costs little room.
+    """The range of an axis: all values and a small margin; with zero where it is near.
 
     Args:
         values: finite numbers; none, or nothing but zeros, gives (0, 1).
@@ -67,12 +67,12 @@ def limits(values: Iterable[float], *, zero: bool = False) -> tuple[float, float
     low, high = min(known), max(known)
     if zero or 0 < low < 0.3 * high:
         low, high = min(low, 0.0), max(high, 0.0)
-    air = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
-    return (low if low == 0 else low - air), (high if high == 0 else high + air)
+    margin = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    return (low if low == 0 else low - margin), (high if high == 0 else high + margin)
 
 
 def ticks(low: float, high: float, target: int = 5) -> list[float]:
-    """About `target` round numbers inside [low, high], in order, and never a lonely one."""
+    """About `target` round numbers inside [low, high], in order, and at least two."""
     raw = (high - low) / max(target, 1)
     if raw <= 0 or not math.isfinite(raw):
         return [low]
@@ -86,13 +86,13 @@ def ticks(low: float, high: float, target: int = 5) -> list[float]:
 
 
 def log_limits(values: Iterable[float]) -> tuple[float, float]:
-    """The range of a logarithmic axis: all positive values and a little air."""
+    """The range of a logarithmic axis: all positive values and a small margin."""
     known = [value for value in values if value > 0]
     if not known:
         return 0.1, 1.0
     low, high = min(known), max(known)
-    air = max((high / low) ** 0.06, 1.1)
-    return low / air, high * air
+    margin = max((high / low) ** 0.06, 1.1)
+    return low / margin, high * margin
 
 
 def log_ticks(low: float, high: float, target: int = 5) -> list[float]:

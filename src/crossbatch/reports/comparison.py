@@ -107,7 +107,7 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """The metric that summaries speak of: recall at the largest cut-off."""
+        """The main metric of summaries: recall at the largest cut-off."""
         recalls = [key for key in self.metrics if key.startswith("recall@")]
         return recalls[-1] if recalls else ""
 
@@ -189,7 +189,7 @@ def _dataset_names(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _metric_keys(keys: Iterable[str]) -> list[str]:
-    """Every metric once: by cut-off, then in the order of `METRIC_NAMES`, newcomers last."""
+    """Every metric once: by cut-off, then in the order of `METRIC_NAMES`, others last."""
     kinds = list(METRIC_NAMES)
 
     def place(key: str) -> tuple[int, int, str]:

@@ -37,7 +37,7 @@ TERMS = {
     "NDCG@k (paper)": "the variant behind the paper's tables (ComiRec's): the discount follows the "
     "position in the held-out list and the ideal counts only the hits, so it exceeds recall.",
     "Avg. time": "training seconds per 1000 mini-batches, evaluation left out.",
-    "Conv. time": "minutes until the early stop, evaluations on the way included.",
+    "Conv. time": "minutes until the early stop, evaluations included.",
 }
 
 

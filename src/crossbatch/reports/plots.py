@@ -147,11 +147,11 @@ def diagnostic_plots(run: Run, color: int = 0) -> list[Plot]:
     """Small charts of everything one run wrote about its health."""
     found = set(run.journal.keys("train", "diagnostics"))
     known = {key: text for key, text in DIAGNOSTICS.items() if key in found}
-    newcomers = {key: (key.replace("_", " "), "") for key in sorted(found - known.keys())}
-    paths = {key: ("diagnostics", key) for key in (*known, *newcomers)} | {
+    others = {key: (key.replace("_", " "), "") for key in sorted(found - known.keys())}
+    paths = {key: ("diagnostics", key) for key in (*known, *others)} | {
         key: (key,) for key in TRAIN_VALUES
     }
-    texts = known | newcomers | TRAIN_VALUES
+    texts = known | others | TRAIN_VALUES
     plots = []
     for key, path in paths.items():
         curve = thin(run.journal.curve("train", "step", *path), MAX_POINTS // 2)
@@ -214,7 +214,7 @@ def _metric_bar(metric: str, row: Row, colors: Mapping[str, int]) -> Bar:
 
 
 def thin(curve: Curve, points: int = MAX_POINTS) -> Curve:
-    """At most `points` points: the means of equal stretches, which also calms noisy lines."""
+    """At most `points` points: the means of equal stretches, which also smooths noise."""
     if len(curve) <= points:
         return curve
     edges = [len(curve) * i // points for i in range(points + 1)]

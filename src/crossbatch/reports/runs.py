@@ -3,7 +3,7 @@
     runs = read_runs([Path("runs/in_batch"), Path("runs/cross_batch")])
 
 A folder counts as a run when it holds at least one of `config.json`, `journal.jsonl` and
-`result.json`; whatever is missing stays empty and is told in `Run.notes`. A folder that holds
+`result.json`; what is missing stays empty and is named in `Run.notes`. A folder that holds
 none of them, or a file that is not what its name says, is a `DataError`.
 """
 
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def dataset(self) -> str:
-        """What tells data sets apart: the checksum, else the path, else nothing."""
+        """Identity of the data set: the checksum, else the path, else nothing."""
         section = self._dataset_section()
         return str(section.get("checksum") or section.get("path") or "")
 
@@ -163,7 +163,7 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read several run folders; each gets the shortest name that tells it from the others."""
+    """Read several run folders; each gets the shortest name that no other has."""
     if not paths:
         raise DataError("a report needs at least one run folder, got none; name one or more")
     unique = list({path.resolve(): path for path in paths}.values())
@@ -217,7 +217,7 @@ def _read_object(path: Path) -> Mapping[str, Any]:
 
 
 def _read_examples(path: Path) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Examples are decoration: a broken file costs a note, never the report."""
+    """Read the examples; a broken file gives a note, not an error."""
     if not path.is_file():
         return [], []
     try:

@@ -1,4 +1,4 @@
-"""Group runs that differ in nothing but their seed, and name what tells the groups apart.
+"""Group runs that differ in nothing but their seed, and name how the groups differ.
 
 Usage:
 
@@ -28,7 +28,7 @@ SAMPLER_NAMES = {
 GRADIENT_NAMES = {"paper": "as published", "balanced": "balanced", "split": "split"}
 
 REFERENCE = "in_batch"
-# Where a run lay and how it was looked after, not what it learned.
+# Where and how a run was kept, not what it learned.
 NOT_A_CHOICE = (
     "environment", "version", "dataset", "out", "advice",
     "train.threads", "train.keep_checkpoints", "train.log_every",
@@ -58,7 +58,7 @@ class Variant:
 
     @property
     def sampler_name(self) -> str:
-        """The sampler in print, with what tells it from its namesakes in this report."""
+        """The sampler in print, with how it differs from others of its name in this report."""
         name = SAMPLER_NAMES.get(self.first.sampler, self.first.sampler)
         gradient = self.options.get("sampler.item_gradient", "")
         parts = [GRADIENT_NAMES.get(gradient, gradient), self.detail]
@@ -138,25 +138,25 @@ def _distance(one: Variant, other: Variant) -> int:
 
 def _with_details(variants: Sequence[Variant]) -> list[Variant]:
     """Name what differs between variants that would otherwise read the same."""
-    namesakes: dict[tuple[str, str], list[Variant]] = {}
+    same_name: dict[tuple[str, str], list[Variant]] = {}
     for variant in variants:
-        namesakes.setdefault((variant.first.dataset, variant.label), []).append(variant)
+        same_name.setdefault((variant.first.dataset, variant.label), []).append(variant)
     return [
-        replace(variant, detail=_detail(variant, namesakes[variant.first.dataset, variant.label]))
+        replace(variant, detail=_detail(variant, same_name[variant.first.dataset, variant.label]))
         for variant in variants
     ]
 
 
-def _detail(variant: Variant, namesakes: Sequence[Variant]) -> str:
-    keys = differing_keys([other.options for other in namesakes])
-    # A lone namesake has no differing key; runs without a configuration have none to name.
+def _detail(variant: Variant, same_name: Sequence[Variant]) -> str:
+    keys = differing_keys([other.options for other in same_name])
+    # A single variant has no differing key; runs without a configuration have none to name.
     shown = [f"{key.split('.')[-1]} {variant.options.get(key, '–')}" for key in keys[:LABEL_KEYS]]
     rest = len(keys) - LABEL_KEYS
     return ", ".join([*shown, f"{rest} more"] if rest > 0 else shown)
 
 
 def _place(variant: Variant) -> tuple[object, ...]:
-    """By data set, then models and samplers in the order of the tables above, newcomers last."""
+    """By data set, then models and samplers in the order of the tables above, others last."""
     models, samplers, gradients = list(MODEL_NAMES), list(SAMPLER_NAMES), list(GRADIENT_NAMES)
     gradient = variant.options.get("sampler.item_gradient", "")
     model, sampler = variant.first.model, variant.first.sampler

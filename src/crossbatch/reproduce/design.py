@@ -102,8 +102,8 @@ class PlannedRun:
     Attributes:
         folder: Run folder, relative to the grid's.
         recipe: What to train.
-        probe: Whether drift and gradient errors are measured on the way.
-        test: Whether the test users are looked at.
+        probe: Whether drift and gradient errors are measured during training.
+        test: Whether the test users are evaluated.
     """
 
     folder: str

@@ -171,7 +171,7 @@ def _note_end(
 
 @contextmanager
 def _stop_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt, also where the shell told us to ignore them."""
+    """SIGINT and SIGTERM raise KeyboardInterrupt, also where they were ignored before."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What the paper reports for Amazon-Books, to stand beside our numbers.
+"""What the paper reports for Amazon-Books, to compare with our numbers.
 
 J. Wang, J. Zhu, X. He: Cross-Batch Negative Sampling for Training Two-Tower Recommenders, SIGIR
 2021. Metrics in per cent; its NDCG is our `ndcg_comirec`.

@@ -107,7 +107,7 @@ def _packed_files(folder: Path) -> dict[str, bytes]:
 
 def _record(run: Run, name: str) -> dict[str, bytes]:
     """The files of one record."""
-    dataset = {**run.config.get("dataset", {}), "path": run.dataset_name}  # not where it lay
+    dataset = {**run.config.get("dataset", {}), "path": run.dataset_name}  # not its private path
     files = {
         "config.json": _json({**run.config, "dataset": dataset}),
         "journal.jsonl": b"".join(_json(event) for event in thinned(run.journal.events)),

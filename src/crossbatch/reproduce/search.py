@@ -6,7 +6,7 @@
 A search may be done a part at a time, or continue from records: `search.json` keeps the trials
 whose runs are not asked for or not there any more.
 
-Test users are never looked at. Each model × strategy gets the setting of the highest validation
+Test users are never evaluated. Each model × strategy gets the setting of the highest validation
 metric, averaged over seeds; `--settings settings.toml` then applies it.
 """
 

@@ -1,5 +1,5 @@
 "use strict";
-// Three comforts; the page is complete without them: a theme button, instant tooltips (also by
+// Three additions to a page that is complete without them: a theme button, instant tooltips (also by
 // touch), and legends that single out or hide a series.
 (() => {
   const root = document.documentElement;
