@@ -61,13 +61,13 @@ def test_every_diagnostic_of_the_design_is_there(dataset, recipe):
 
 def test_alarms_ring_on_the_wrong_side_only():
     collapse = next(alarm for alarm in ALARMS if alarm.key == "mean_direction_share")
-    assert collapse.rings({"mean_direction_share": 0.95})
-    assert not collapse.rings({"mean_direction_share": 0.3})
-    assert not collapse.rings({"mean_direction_share": math.nan})
-    assert not collapse.rings({})
+    assert collapse.triggered({"mean_direction_share": 0.95})
+    assert not collapse.triggered({"mean_direction_share": 0.3})
+    assert not collapse.triggered({"mean_direction_share": math.nan})
+    assert not collapse.triggered({})
     starved = next(alarm for alarm in ALARMS if alarm.key == "gradient_ratio")
-    assert starved.rings({"gradient_ratio": 0.001})
-    assert not starved.rings({"gradient_ratio": 0.5})
+    assert starved.triggered({"gradient_ratio": 0.001})
+    assert not starved.triggered({"gradient_ratio": 0.5})
 
 
 def test_a_bank_too_large_for_the_catalogue_is_said_aloud(dataset, recipe, monkeypatch):

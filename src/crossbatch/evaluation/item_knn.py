@@ -71,7 +71,7 @@ def nearest_items(
         num_items: Ids run from 1 to this.
         neighbours: Kept per item.
         max_sequence: Only so many of a user's latest items are paired: the cost of a user grows
-            with the square of the length, and the longest are seldom people.
+            with the square of the length, and the longest sequences are seldom real users.
     """
     users, ids = _distinct_pairs(offsets, items, num_items, max_sequence)
     by_user = np.searchsorted(users, np.arange(len(offsets)))  # [U + 1] into ids

@@ -1,4 +1,4 @@
-"""`Journal`: the events of a run, one JSON object a line, readable while the run is going on."""
+"""`Journal`: the events of a run, one JSON object a line, readable while the run is training."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Alarm:
     harmful: bool = False  # whether a guarded sampler loses its bank
     instead_of: str = ""  # key of an alarm that would only say the same again
 
-    def rings(self, diagnostics: dict[str, float]) -> bool:
+    def triggered(self, diagnostics: dict[str, float]) -> bool:
         """Whether the value is on the wrong side; NaN never is."""
         value = diagnostics.get(self.key, float("nan"))
         return value > self.threshold if self.above else value < self.threshold
@@ -87,7 +87,7 @@ class Monitor:
         write: Called with event name, step and fields.
         seconds: Training time so far, earlier sessions included after `load_state`.
         cpu_seconds: Of it, what this process computed: a busy machine stretches only the other.
-        warned: Keys of the alarms that rang.
+        warned: Keys of the alarms that were triggered.
         share_before_bank: `mean_direction_share` when it was last measured without cached columns.
     """
 
@@ -162,7 +162,7 @@ class Monitor:
         )
         self._losses, self._columns = [], 0
         for alarm in ALARMS:
-            if alarm.key not in self.warned and alarm.rings(diagnostics):
+            if alarm.key not in self.warned and alarm.triggered(diagnostics):
                 self.warned |= {alarm.key, alarm.instead_of} - {""}
                 remedy = self._switched_off(alarm) or alarm.message
                 message = f"{alarm.key} is {diagnostics[alarm.key]:.3g}: {remedy}"

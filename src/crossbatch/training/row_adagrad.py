@@ -5,8 +5,8 @@ With g the gradient of a row that was read, s its sum of mean squares:
     s ← s + mean(g²)        w ← w − lr · g / (√s + ε)
 
 A row that gets no gradient does not move, so there is nothing to make up for. This is the optimiser
-that TorchRec fuses into its tables on a CPU: a run on one machine can go on with its table spread
-over several, and back.
+that TorchRec fuses into its tables on a CPU: a run on one machine can be resumed with its table
+sharded over several, and back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many CPU threads a step deserves: small ones are faster, and cheaper, on one.
+"""Number of CPU threads for a training step: small steps are faster, and cheaper, on one.
 
 Evaluation is made of large products, which gain from all of them.
 """

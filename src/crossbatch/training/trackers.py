@@ -38,7 +38,7 @@ class TensorBoard:
     def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
         """Write the line's numbers as scalars."""
         if self._writer is None:
-            # What a killed sitting wrote after its checkpoint happens again.
+            # Steps after the last checkpoint of a killed session are repeated.
             self._writer = self._open(purge_step=step + 1 if event == "resume" else None)
         for name, value in scalars(event, fields).items():
             self._writer.add_scalar(name, value, step)
@@ -50,7 +50,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """Parameters and metrics of an MLflow run; a resumed training goes on with the same one.
+    """Parameters and metrics of an MLflow run; a resumed training continues it.
 
     They go where MLFLOW_TRACKING_URI says, else into `mlflow.db` in the working folder, as MLflow
     itself would have it.

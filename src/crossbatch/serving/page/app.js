@@ -1,4 +1,4 @@
-// The page: a history on the left, what the model makes of it on the right.
+// The page: a history on the left, the recommendations for it on the right.
 import { findItems, health, itemsById, recommend, setToken } from "./api.js";
 import { openKeys, openSimilar, startDialogs } from "./dialogs.js";
 import { $, h } from "./dom.js";
@@ -142,7 +142,7 @@ async function begin() {
   }
 }
 
-// Show what the address says: at the start, and when somebody goes back.
+// Show the history in the address: at the start, and on the browser's back button.
 async function follow() {
   readAddress();
   for (const slot of Object.keys(bundles)) {

@@ -1,4 +1,4 @@
-// Who is asking: it lives in the address, so that a link shows the same page to somebody else.
+// The user of the page, kept in the address, so that a copied link shows the same page.
 
 export const VIEWS = ["list", "interests"];
 export const state = { history: [], k: 20, view: "list", seen: false, features: {} };

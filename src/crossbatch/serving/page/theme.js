@@ -1,4 +1,4 @@
-// Light or dark: the system's choice until somebody makes another.
+// Light or dark: the system's setting until the user chooses.
 import { $ } from "./dom.js";
 
 const KEY = "crossbatch-theme";

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MIN_TOKEN_LENGTH = 16
 KEEP_ALIVE_SECONDS = 75  # longer than a proxy in front usually keeps an idle connection
 SHUTDOWN_SECONDS = 15
-# The search thread lets go of the interpreter at every tensor operation. With Python's 5 ms it
+# The search thread releases the GIL at every tensor operation. With Python's 5 ms it
 # would wait for a busy event loop longer than it computes.
 SWITCH_SECONDS = 0.0005
 

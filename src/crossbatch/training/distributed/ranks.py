@@ -1,6 +1,6 @@
-"""`Ranks`: the processes that train together, and the few things that they say to each other.
+"""`Ranks`: the processes that train together, and the messages between them.
 
-A batch of B rows is dealt out in order: rank r of R has the c = ⌈B/R⌉ rows from r·c on, the last
+A batch of B rows is divided in order: rank r of R has the c = ⌈B/R⌉ rows from r·c on, the last
 rank what is left. So the parts, one after the other, are the batch, and no rank has to know more
 than its number.
 """
@@ -38,7 +38,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes files and speaks to people."""
+        """Whether this is the rank that writes files and prints messages."""
         return self.rank == 0
 
     def share(self, total: int) -> slice:
@@ -138,7 +138,7 @@ def _contact() -> Iterator[None]:
 
 
 class _Gather(torch.autograd.Function):
-    """Concatenate the ranks' rows; on the way back, add up what the ranks have for each row."""
+    """Concatenate the ranks' rows; the backward pass adds up the ranks' gradients of each row."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, ranks: Ranks, total: int) -> Tensor:

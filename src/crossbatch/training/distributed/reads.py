@@ -78,7 +78,7 @@ def _bags(bags: list[Tensor], sums: list[int]) -> Tensor:
 
 
 def _leaf(gradient: Tensor) -> Tensor:
-    """Something that has this gradient; its values are nobody's business any more."""
+    """A tensor with this gradient; its values are not used."""
     leaf = torch.empty_like(gradient).requires_grad_()
     leaf.grad = gradient
     return leaf

@@ -1,9 +1,10 @@
 """`ShardedTable`: an id table whose rows are spread over the ranks, by TorchRec.
 
 A step asks at once for all the rows that it will read (`fetch`), distinct ones only: one exchange
-of ids and rows on the way out, one of gradients on the way back, where the owner of a row adds up
-what all ranks have for it and moves it by row-wise Adagrad. In between, towers read the fetched
-rows as they read any table. No rank ever holds another's rows, nor a gradient of the table's size.
+of ids and rows in the forward pass, one of gradients in the backward pass, where the owner of a row
+adds up the gradients of all ranks and updates it by row-wise Adagrad. In between, towers read the
+fetched rows as they read any table. No rank ever holds another's rows, nor a gradient of the
+table's size.
 
 TorchRec is no dependency of the package: `requirements/torchrec-cpu.txt` says how it is installed.
 """
@@ -44,7 +45,7 @@ class ShardedTable(RowTable):
     def __init__(self, num_rows: int, dim: int, *, lr: float, seed: int) -> None:
         super().__init__()
         self.num_rows, self.dim = num_rows, dim
-        # Not a part of the module: its parameters are nobody's to save, move or update but its own.
+        # Not registered as a submodule: TorchRec saves, moves and updates its parameters itself.
         self._engine = (_engine(num_rows, dim, lr, seed),)
         self._ids = torch.empty(0, dtype=torch.int64)
         self._rows = torch.empty(0, dim)
@@ -77,7 +78,7 @@ class ShardedTable(RowTable):
         optimizer = self._engine[0].fused_optimizer
         for group in optimizer.param_groups:
             group["lr"] = lr
-        optimizer.step()  # hands it to the tables; they were updated on the way back
+        optimizer.step()  # passes the rate to the tables, which are updated in the backward pass
 
     def shards(self) -> tuple[Any, Any]:
         """Rows `[R, d]` and sums of squares `[R]` as sharded tensors over the ranks' memory."""

@@ -1,4 +1,4 @@
-"""How ranks find each other, agree before they start, and tell people when one of them is lost."""
+"""Joins the ranks, checks that they agree before they start, and reports a lost rank."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Ranks | None]:
         raise RankLostError(_who_is_lost(store, ranks, timeout)) from None
     except BaseException as error:
         store.set(f"left/{rank}", SPOKE)
-        if isinstance(error, Interrupted):  # as all ranks agreed: nobody waits for an answer
+        if isinstance(error, Interrupted):  # agreed by all ranks: none waits for an answer
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()
 
 
 def first_here() -> bool:
-    """Whether this process is the one of those that torchrun started that speaks to people."""
+    """Whether this is the one process of those that torchrun started that prints messages."""
     return int(os.environ.get("RANK", "0")) == 0
 
 

@@ -55,7 +55,7 @@ class RankTrainer(Trainer):
             with self.ranks.own_noise(total, seed, ids.device):
                 u, v = self.model(mine.history, mine.item_ids, mine.user_ids)  # [b, d]
             log_q = self.sampler.log_q(ids)
-            # Added up over the ranks on the way back: not in 16 bits.
+            # The backward pass adds these up over the ranks, which 16 bits are too few for.
             v = v.to(torch.promote_types(v.dtype, torch.float32))
             gathered = self.ranks.gather(v, total)
             positives = Candidates(gathered, ids, log_q, first_row=own.start)
