@@ -1,9 +1,9 @@
-"""A recipe: the TOML file that says what to train, strict about every key.
+"""Recipes: TOML files that say what to train, with every key checked.
 
     recipe = Recipe.load(Path("recipes/demo.toml"), overrides=["train.seed=1"])
 
 Sections whose `name` picks a class (`[sampler]`, `[model]`) hand their other keys to its
-constructor: the constructor's arguments *are* the schema, so an option is declared once.
+constructor: its keyword arguments are the schema, so an option is declared once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ModelConfig:
         dim: Dimension d of all vectors.
         history: `"id"` (tied id table), `"content"` or `"item_tower"`; see `TwoTower`.
         normalize: Whether vectors are L2-normalised.
-        history_dropout: Share of history items forgotten at random in training.
+        history_dropout: Share of history items dropped at random in training.
         item_features: Names of the content features to use; `["*"]` for all that the data has.
         user_features: Likewise for users.
         tower: Options of the user tower.
@@ -53,16 +53,16 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class LossConfig:
-    """`[loss]`: the softmax around the sampler's columns.
+    """`[loss]`: the softmax over the sampler's candidates.
 
     Attributes:
         temperature: Divides the scores.
         learn_temperature: Whether the temperature is a parameter that starts there.
-        q: Estimate behind log q: `"sampler_law"` (what in-batch positives really follow),
-            `"frequency"` (raw item counts) or `"none"`.
+        q: Sampling distribution for log q: `"sampler_law"` (the distribution of in-batch
+            positives), `"frequency"` (raw item counts) or `"none"`.
         mask: `"both"`, `"batch"` or `"none"`; see `sampled_softmax_loss`.
-        mask_history: Whether items of a row's own history are no negatives of it.
-        mask_later: Whether what came later in a row's own sequence is no negative of it.
+        mask_history: Whether items of a row's own history are masked as negatives.
+        mask_later: Whether later items of a row's own sequence are masked as negatives.
         l2: Weight of the mean squared length of the batch's user and item vectors.
         chunk_size: Columns per block of the softmax; 0 for all at once.
     """
@@ -95,23 +95,23 @@ class TrainConfig:
         schedule: `"constant"`, `"cosine"` or `"exponential"` over `max_steps`.
         adam: `"dense"` moves every row at every step, as `torch.optim.Adam` does; `"lazy"` moves
             only the rows of the batch. Both cost the rows of the batch.
-        tables: How embedding tables learn: `"adam"`; `"adagrad"`, row-wise, a number of state per
-            row; or `"sharded"`, the same with the id table spread over the ranks by TorchRec.
+        tables: Optimiser of embedding tables: `"adam"`; `"adagrad"`, row-wise with one number of
+            state per row; or `"sharded"`, the same with the id table sharded by TorchRec.
         table_lr: Learning rate of row-wise Adagrad.
-        weight_decay: Decoupled decay of what the batch touched.
+        weight_decay: Decoupled decay of the parameters that the batch uses.
         accumulate: Batches per optimiser step.
         precision: `"float32"`, or `"bfloat16"` for autocast.
         max_steps: Longest training, in batches.
         eval_every: Batches between evaluations on the validation users.
         eval_users: Validation users per evaluation during training, always the same random choice;
-            0 for all. The result's own numbers are always those of all users.
+            0 for all. The final result always uses all users.
         patience: Evaluations without improvement before stopping.
         patience_from_warmup: Whether misses count only after the sampler's warm-up.
-        metric: Validation metric that decides.
-        seed: Of initialisation, batches and sampling.
+        metric: Validation metric that selects the best model.
+        seed: Seed of initialisation, batches and sampling.
         log_every: Batches between journal lines with diagnostics.
         keep_checkpoints: Newest checkpoints kept for `--resume`.
-        threads: CPU threads; 0 measures at the start whether more than one pays for steps, and
+        threads: CPU threads; 0 measures at the start whether more than one speeds up steps, and
             evaluates with all.
         device: `"auto"`, `"cpu"` or `"cuda"`.
     """
@@ -164,7 +164,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All of a run but its data."""
+    """The configuration of a run, without its data."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     sampler: dict[str, Any] = field(default_factory=lambda: {"name": "auto"})
@@ -174,12 +174,7 @@ class Recipe:
     @classmethod
     def load(cls, path: Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
         """Read a TOML file and apply `section.key=value` overrides."""
-        try:
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"recipe {path} cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"recipe {path} is not TOML: {error}") from None
+        document = read_toml(path, "recipe")
         for override in overrides:
             _apply_override(document, override)
         return cls.from_dict(document)
@@ -204,21 +199,31 @@ class Recipe:
         )
 
     def changed(self, overrides: list[str] | tuple[str, ...]) -> Recipe:
-        """The recipe with `section.key=value` overrides applied."""
+        """Return the recipe with `section.key=value` overrides applied."""
         document = self.to_dict()
         for override in overrides:
             _apply_override(document, override)
         return self.from_dict(document)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dictionaries, every default filled in."""
+        """Return plain dictionaries with every default filled in."""
         return dataclasses.asdict(self)
+
+
+def read_toml(path: Path, kind: str) -> dict[str, Any]:
+    """Return the content of a TOML file; `kind` says in errors what it was read as."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{kind} {path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{kind} {path} is not TOML: {error}") from None
 
 
 def build(
     table: Mapping[str, Callable[..., T]], section: str, options: Mapping[str, Any], *context: Any
 ) -> T:
-    """Make what `options["name"]` names: `[sampler] name = "cross_batch"` and its other keys."""
+    """Build the class that `options["name"]` names in `table`, with the other keys as arguments."""
     name = options.get("name", "")
     if name not in table:
         raise ConfigError(f"unknown {section}.name {name!r}{_nearest(str(name), table)}")
@@ -231,7 +236,7 @@ def build(
 
 
 def filled(make: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` with the defaults of `make`'s keywords written out, for the record."""
+    """Return `options` with the defaults of `make`'s keywords filled in."""
     parameters = inspect.signature(make).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     return defaults | dict(options)
@@ -284,7 +289,7 @@ def _apply_override(document: dict[str, Any], override: str) -> None:
     for key in keys[:-1]:
         document = document.setdefault(key, {})
         if not isinstance(document, dict):
-            raise ConfigError(f"--set {override!r}: {key!r} is no section")
+            raise ConfigError(f"--set {override!r}: {key!r} is not a section")
     document[keys[-1]] = value
 
 

@@ -16,6 +16,7 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from crossbatch.config import read_toml
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import read_document, seal_is_broken, verify_checksums, write_file
 from crossbatch.reports.formatting import NOTHING
@@ -259,14 +260,7 @@ def settings_toml(best: Mapping[str, Mapping[str, Trial]], metric: str) -> str:
 
 def read_settings(path: Path) -> dict[str, dict[str, list[str]]]:
     """Read a `settings.toml`: overrides by model and strategy."""
-    import tomllib
-
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"settings {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"settings {path} is not TOML: {error}") from None
+    document = read_toml(path, "settings")
     for model, row in document.items():
         if not isinstance(row, dict) or not all(_is_overrides(v) for v in row.values()):
             raise ConfigError(

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from crossbatch.config import read_toml
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,13 +111,7 @@ class Space:
 
 def read_space(path: Path) -> Space:
     """Read a TOML file whose values are lists of choices or tables `{ low, high, log }`."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"space {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"space {path} is not TOML: {error}") from None
-    keys = _parse(document, "")
+    keys = _parse(read_toml(path, "space"), "")
     if not keys:
         raise ConfigError(f"space {path} is empty: name a key, such as lr below [train]")
     return Space(keys)
