@@ -33,7 +33,7 @@ def test_bug_little_memory_is_one_sentence(
     assert said.count("\n") == 1
 
 
-def test_bug_a_file_was_blamed_for_threads_that_could_not_start() -> None:
+def test_bug_threads_that_could_not_start_were_reported_as_a_broken_file() -> None:
     with pytest.raises(MemoryError), reader_errors("log.csv"):
         raise pl.exceptions.PanicException("could not spawn threads: ThreadPoolBuildError")
     with pytest.raises(DataError, match=r"log\.csv cannot be read"), reader_errors("log.csv"):

@@ -123,9 +123,9 @@ def test_embedding_rows_of_a_history_count_with_repeats(sparse):
 def test_parameters_without_influence_add_nothing():
     tower = deep_tower()
     user = tower(torch.ones(1, 4, dtype=torch.float64))[0]
-    stranger = nn.Parameter(torch.ones(3))
-    with_stranger = jacobian_gram(user, [*tower.parameters(), stranger])
-    torch.testing.assert_close(with_stranger, jacobian_gram(user, tower.parameters()))
+    unused = nn.Parameter(torch.ones(3))
+    with_unused = jacobian_gram(user, [*tower.parameters(), unused])
+    torch.testing.assert_close(with_unused, jacobian_gram(user, tower.parameters()))
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_metrics_of_a_real_split_equal_the_public_functions(dataset):
 
 def test_pitfall_32_evaluation_leaves_the_bank_unchanged(dataset):
     class Training(torch.nn.Module):
-        """A model that carries its loss, bank included, as somebody's own loop may have it."""
+        """A model that carries its loss, bank included, as a user's own loop may have it."""
 
         def __init__(self):
             super().__init__()

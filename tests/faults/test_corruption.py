@@ -154,7 +154,7 @@ def open_config(run: Path) -> dict[str, Any]:
 
 
 class Listener(Silent):
-    """Hears what is said aloud."""
+    """Collects the messages of a run."""
 
     def __init__(self) -> None:
         self.said: list[str] = []

@@ -165,12 +165,12 @@ class TestDatasets:
     @FUZZ
     @given(data=st.data())
     def test_forged_arrays(self, victim: Path, data: st.DataObject) -> None:
-        """Another array in the place of one, and a manifest that vouches for it."""
+        """Another array in the place of one, and a manifest with its checksum."""
         manifest = json.loads((victim / MANIFEST).read_text())
         name = data.draw(st.sampled_from([n for n in manifest["files"] if n.endswith(".npy")]))
         whole = (victim / name).read_bytes()
         np.save(victim / name, forged_array(np.load(victim / name), data))
-        self.vouch(victim, manifest)
+        self.update_checksums(victim, manifest)
         try:
             with CLEAN:
                 self.use(victim)
@@ -178,7 +178,7 @@ class TestDatasets:
             (victim / name).write_bytes(whole)
             (victim / MANIFEST).write_text(json.dumps(manifest))
 
-    def vouch(self, folder: Path, manifest: dict[str, Any]) -> None:
+    def update_checksums(self, folder: Path, manifest: dict[str, Any]) -> None:
         made = ("files", "checksum", "seal", "format_version")
         write_manifest(folder, {k: v for k, v in manifest.items() if k not in made})
 
@@ -189,7 +189,7 @@ class TestDatasets:
         path = victim / "items.npy"
         whole = path.read_bytes()
         path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", size) + header)
-        self.vouch(victim, json.loads(manifest))
+        self.update_checksums(victim, json.loads(manifest))
         try:
             with pytest.raises(DataError):
                 self.use(victim)
@@ -248,7 +248,7 @@ class TestDatasets:
     def test_bug_arrays_of_other_kinds(self, victim: Path, name: str) -> None:
         manifest = json.loads((victim / MANIFEST).read_text())
         np.save(victim / f"{name}.npy", np.array(1))
-        self.vouch(victim, manifest)
+        self.update_checksums(victim, manifest)
         with pytest.raises(DataError):
             self.use(victim)
 
@@ -325,7 +325,7 @@ class TestBundles:
         table = pl.DataFrame({"item": ["new"], "category": ["x"], "price": [3.0]})
         add_items(opened, table, folder.parent / "more", overwrite=True)
 
-    def vouch(self, folder: Path, manifest: dict[str, Any]) -> None:
+    def update_checksums(self, folder: Path, manifest: dict[str, Any]) -> None:
         made = ("checksum", "files", "kind", "format_version")
         bundles.write_manifest(folder, {k: v for k, v in manifest.items() if k not in made})
 
@@ -361,7 +361,7 @@ class TestBundles:
             ("features/items/schema.json", ("price", "encoder"), []),
         ],
     )
-    def test_bug_sizes_and_kinds_that_nobody_would_write(
+    def test_bug_impossible_sizes_and_kinds(
         self, victim: Path, name: str, keys: tuple[str, ...], value: object
     ) -> None:
         """Believed, each would have filled the memory or ended in a traceback later."""
@@ -372,7 +372,7 @@ class TestBundles:
             here = here[key]
         here[keys[-1]] = value
         (victim / name).write_text(json.dumps(document))
-        self.vouch(victim, manifest)
+        self.update_checksums(victim, manifest)
         with pytest.raises(DataError):
             open_bundle(victim)
 
@@ -380,7 +380,7 @@ class TestBundles:
         manifest = json.loads((victim / bundles.MANIFEST).read_text())
         whole = (victim / "config.json").read_text()
         (victim / "config.json").write_text(whole + " " * (16 << 20))
-        self.vouch(victim, manifest)
+        self.update_checksums(victim, manifest)
         with pytest.raises(DataError, match="larger than 16 MB"):
             open_bundle(victim)
 
@@ -391,7 +391,7 @@ class TestBundles:
         path = victim / data.draw(st.sampled_from([*names, "features/users/schema.json"]))
         manifest, whole = (victim / bundles.MANIFEST).read_text(), path.read_text()
         path.write_text(json.dumps(changed(json.loads(whole), data)))
-        self.vouch(victim, json.loads(manifest))
+        self.update_checksums(victim, json.loads(manifest))
         try:
             with CLEAN:
                 self.use(victim)
@@ -407,7 +407,7 @@ class TestBundles:
         path = victim / data.draw(st.sampled_from(names))
         whole = path.read_bytes()
         np.save(path, forged_array(np.load(path), data))
-        self.vouch(victim, json.loads(manifest))
+        self.update_checksums(victim, json.loads(manifest))
         try:
             with CLEAN:
                 self.use(victim)

@@ -138,7 +138,7 @@ def fresh(place: Path, name: str) -> Path:
 
 
 def kill(commands: Commands, argv: list[object], usual: Ended, rng: Random) -> Ended:
-    """Run a command that will be killed at some moment of its usual course."""
+    """Run a command that will be killed at some moment."""
     assert usual.changes is not None
     if rng.random() < 0.5:
         alone = rng.random() < 0.5  # or with the workers that it started

@@ -72,7 +72,7 @@ def test_sigkill_then_the_same_grid_gives_what_an_undisturbed_one_gives(dataset,
     wait_until(lambda: all(any((run / "checkpoints").glob("step-*")) for run in runs))
     grid.send_signal(signal.SIGKILL)
     grid.wait()
-    # Workers notice that their grid is gone, save and end: nobody trains on unseen.
+    # Workers notice that their grid is gone, save and end: none trains on unnoticed.
     wait_until(lambda: not any(in_use(run) for run in runs))
     assert not any((run / "result.json").exists() for run in runs)
     again = run_grid(cells, dataset, out, jobs=2)
@@ -108,7 +108,7 @@ def test_two_grids_on_one_folder_share_the_work(dataset, tmp_path):
         assert cell.is_finished(tmp_path)
 
 
-def test_one_failure_stops_nobody_else_and_finished_runs_are_left_alone(dataset, tmp_path):
+def test_one_failure_stops_no_other_run_and_finished_runs_are_left_alone(dataset, tmp_path):
     good, bad = grid_of(BASE, "in_batch", "cross_batch")
     bad = replace(bad, recipe=bad.recipe.changed(["sampler.capacity=-1"]))
     outcome = run_grid([bad, good], dataset, tmp_path, jobs=2)

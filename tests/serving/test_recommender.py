@@ -75,18 +75,18 @@ def test_only_the_most_recent_items_are_read_but_all_are_left_out(id_bundle):
 
 
 def test_a_user_of_whom_nothing_is_known_gets_the_most_popular(content_bundle, shop):
-    empty, stranger, known = content_bundle.recommend(
+    empty, unknown, known = content_bundle.recommend(
         [[], ["nobody"], []], 5, user_features=[None, {}, {"age": 30}]
     )
     counts = np.asarray(shop.item_counts)
     expected = sorted(range(1, 201), key=lambda item: (-counts[item], item))[:5]
-    for found in (empty, stranger):
+    for found in (empty, unknown):
         assert found.popular
         assert [item.id for item in found.items] == expected
         assert [item.score for item in found.items] == pytest.approx(
             [counts[item] / counts.sum() for item in expected], rel=1e-6
         )
-    assert stranger.unknown == ["nobody"]
+    assert unknown.unknown == ["nobody"]
     assert not known.popular, "features are something"
 
 

@@ -72,7 +72,7 @@ def test_bug_a_kill_between_the_id_and_the_settings_left_a_run_without(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # between MLflow and SQLAlchemy
-def test_mlflow_can_read_what_a_run_wrote_in_two_sittings(dataset, recipe, tmp_path, monkeypatch):
+def test_mlflow_can_read_a_run_of_two_sessions(dataset, recipe, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")

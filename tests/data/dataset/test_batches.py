@@ -172,8 +172,8 @@ def test_chosen_users_keep_their_histories_and_targets(dataset: Dataset) -> None
         rows = zip(batch.user_ids.tolist(), batch.history.tolist(), batch.targets, strict=True)
         return {user: (history, targets.tolist()) for user, history, targets in rows}
 
-    everybody = samples()
-    assert all(everybody[user] == sample for user, sample in samples(max_users=4).items())
+    all_users = samples()
+    assert all(all_users[user] == sample for user, sample in samples(max_users=4).items())
 
 
 def test_a_plain_loop_can_use_it(dataset: Dataset) -> None:

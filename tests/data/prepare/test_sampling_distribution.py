@@ -18,12 +18,12 @@ Maker = Callable[..., Dataset]
 
 
 def brute_force(sequences: list[list[int]], least: int, num_items: int) -> list[Fraction]:
-    law = [Fraction(0)] * (num_items + 1)
+    probabilities = [Fraction(0)] * (num_items + 1)
     able = [items for items in sequences if len(items) > least]
     for items in able:
         for item in items[least:]:
-            law[item] += Fraction(1, len(able) * (len(items) - least))
-    return law
+            probabilities[item] += Fraction(1, len(able) * (len(items) - least))
+    return probabilities
 
 
 @given(
@@ -84,10 +84,10 @@ def test_batches_follow_the_stored_distribution(make_dataset: Maker, split: str)
     steps, size = 1_500, 20
     for batch in islice(dataset.batches(size, seed=7), steps):
         drawn += np.bincount(batch.item_ids.numpy(), minlength=len(drawn))
-    law = np.asarray(dataset.sampler_law)
-    assert law.sum() == pytest.approx(1.0, abs=1e-12)
-    error = np.abs(drawn / (steps * size) - law)
-    assert (error <= 5 * np.sqrt(law * (1 - law) / (steps * size)) + 1e-9).all()
+    q = np.asarray(dataset.sampler_law)
+    assert q.sum() == pytest.approx(1.0, abs=1e-12)
+    error = np.abs(drawn / (steps * size) - q)
+    assert (error <= 5 * np.sqrt(q * (1 - q) / (steps * size)) + 1e-9).all()
 
 
 def test_items_only_seen_early_are_never_positive(make_dataset: Maker) -> None:

@@ -33,7 +33,7 @@ def answers(folder, *, verify):
 
 
 def forge(folder, manifest):
-    """Rewrite the manifest so that it vouches for the files as they are now."""
+    """Rewrite the manifest with the checksums of the files as they are now."""
     made = ("checksum", "files", "kind", "format_version")
     write_manifest(folder, {key: value for key, value in manifest.items() if key not in made})
 

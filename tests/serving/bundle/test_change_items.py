@@ -289,4 +289,4 @@ def test_real_cold_items_are_found_by_their_content(tmp_path):
             listed += len(shown & set(keys))
     assert targets > 200
     assert hits / targets > 0.04, "ten times chance"
-    assert listed < 0.15 * 50 * saved.dataset.num_eval_users("test"), "and they crowd nobody out"
+    assert listed < 0.15 * 50 * saved.dataset.num_eval_users("test"), "others are crowded out"

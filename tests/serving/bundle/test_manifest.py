@@ -1,4 +1,4 @@
-"""What a manifest vouches for, and all that it refuses."""
+"""What a manifest checks, and what it refuses."""
 
 import hashlib
 import json

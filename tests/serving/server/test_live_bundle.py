@@ -35,7 +35,7 @@ def test_a_change_counts_once_it_has_come_to_rest(place: Path, youtube_path: Pat
     before = live.serving
     assert live.reload()
     assert live.serving.bundle.name == "films-youtube"
-    assert before.bundle.recommend([["m1"]], 3)[0].items  # whoever holds the old one may finish
+    assert before.bundle.recommend([["m1"]], 3)[0].items  # open requests may finish
     assert not live.changed()
 
 

@@ -87,7 +87,7 @@ class Tab:
 
 @pytest.fixture
 def tab(browser: Any, server: RunningServer) -> Iterator[Tab]:
-    """The page is quiet and asks nobody but its own server."""
+    """The page logs no errors and sends requests to its own server only."""
     made = Tab(browser, server, viewport={"width": 1400, "height": 900})
     yield made
     made.context.close()
@@ -151,7 +151,7 @@ def test_the_address_tells_everything(tab: Tab) -> None:
     page.click("text=By interest")
     expect(page.locator(".interests").first).to_be_visible()
     address, before, lists = page.url, history(page), listed(page)
-    fresh = tab.context.new_page()  # somebody else opens the link
+    fresh = tab.context.new_page()  # another user opens the link
     fresh.goto(address)
     fresh.wait_for_selector(".interests")
     assert (history(fresh), listed(fresh)) == (before, lists)

@@ -169,7 +169,7 @@ def test_metrics_count_requests(server: RunningServer) -> None:
     assert counted() == before + 1
     server.ask("/nobody/has/ever/heard/of/this")
     text = server.ask("/metrics").body.decode()
-    assert "nobody" not in text  # strangers cannot fill the registry
+    assert "nobody" not in text  # unknown paths cannot fill the registry
     assert 'path="other",status="404"' in text
 
 

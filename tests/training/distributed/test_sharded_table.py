@@ -48,7 +48,7 @@ def test_ranks_learn_what_one_process_learns_and_hand_over(dataset, tmp_path):
     alone = resumed(dataset, folder)
     folder.save_checkpoint(alone, EarlyStopping(1), {}, keep=9)
     folder.close()
-    for ranks in (2, 3):  # 2 begin with what one process saved, 3 go on with what 2 saved
+    for ranks in (2, 3):  # 2 resume what one process saved, 3 resume what 2 saved
         run(ranks, [WORKER, str(dataset.path), str(folder.path), str(STEPS)])
         found = json.loads((folder.path / f"{ranks}.json").read_text())
         assert found["losses"] == pytest.approx(steps(dataset, alone, STEPS), rel=1e-5)
@@ -61,7 +61,7 @@ def test_ranks_learn_what_one_process_learns_and_hand_over(dataset, tmp_path):
             "optimizer.table.item_tower.table.squares": keeper.squares,
         }.items():
             torch.testing.assert_close(saved[key], expected, rtol=1e-4, atol=1e-6)
-    again = resumed(dataset, folder)  # one goes on with what 3 saved
+    again = resumed(dataset, folder)  # one process resumes what 3 saved
     assert again.step == 2 * STEPS
     assert steps(dataset, again, 3) == pytest.approx(steps(dataset, alone, 3), rel=1e-5)
     assert RECIPE.train.tables == "sharded"

@@ -52,11 +52,11 @@ def saved(alone, tmp_path):
     checkpoint.save(path, {"a": torch.ones(2)}, {"step": 1}, {"t": Spread(0, TABLE[:6])})
     second = path / FOLDER / "rank-00001.safetensors"
     save_tensors(second, {f"{WEIGHT}@6": TABLE[6:], f"{SQUARES}@6": TABLE[6:].sum(1)})
-    vouch(path)
+    update_checksums(path)
     return path
 
 
-def vouch(path) -> None:
+def update_checksums(path) -> None:
     """Forge a document that lists the tables as they are."""
     document = json.loads((path / checkpoint.DOCUMENT).read_text())
     del document["seal"]
@@ -105,9 +105,9 @@ def test_a_missing_and_a_further_file_are_noticed(saved):
         checkpoint.load(saved)
 
 
-def test_rows_that_nobody_wrote_are_noticed(saved):
+def test_missing_rows_are_noticed(saved):
     (saved / FOLDER / "rank-00000.safetensors").unlink()
-    vouch(saved)
+    update_checksums(saved)
     with pytest.raises(DataError, match=r"has 0 of 5 rows of model\.t\.weight"):
         checkpoint.load(saved)
 
@@ -123,7 +123,7 @@ class Evil:
 @pytest.mark.parametrize("name", [".metadata", "rank-00000.safetensors", "__0_0.distcp"])
 def test_bug_a_checkpoint_with_tables_could_run_code(saved, tmp_path, name):
     (saved / FOLDER / name).write_bytes(pickle.dumps(Evil(str(tmp_path / "ran"))))
-    vouch(saved)
+    update_checksums(saved)
     with pytest.raises(DataError, match="cannot be read"):
         checkpoint.load(saved)
     assert not (tmp_path / "ran").exists()
@@ -142,6 +142,6 @@ def test_forged_lists_of_tables_are_refused(saved, listed):
 @pytest.mark.parametrize("name", [WEIGHT, f"{WEIGHT}@x", f"{WEIGHT}@99999999999999999999"])
 def test_forged_names_of_rows_are_refused(saved, name):
     save_tensors(saved / FOLDER / "rank-00000.safetensors", {name: TABLE[:6]})
-    vouch(saved)
+    update_checksums(saved)
     with pytest.raises(DataError):
         checkpoint.load(saved)
