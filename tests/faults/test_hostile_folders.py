@@ -376,6 +376,16 @@ class TestBundles:
         with pytest.raises(DataError):
             open_bundle(victim)
 
+    def test_bug_text_in_place_of_an_interval(self, victim: Path) -> None:
+        """The model card of a changed bundle multiplied it by 100 and failed with a traceback."""
+        manifest = json.loads((victim / bundles.MANIFEST).read_text())
+        metrics = json.loads((victim / "metrics.json").read_text())
+        metrics["test_ci"]["recall@50"] = ["low", "high"]
+        (victim / "metrics.json").write_text(json.dumps(metrics))
+        self.update_checksums(victim, manifest)
+        with pytest.raises(DataError, match="export"):
+            self.use(victim)
+
     def test_bug_documents_without_end(self, victim: Path) -> None:
         manifest = json.loads((victim / bundles.MANIFEST).read_text())
         whole = (victim / "config.json").read_text()

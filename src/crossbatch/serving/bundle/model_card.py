@@ -129,4 +129,4 @@ def _names(names: tuple[str, ...]) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2f}"
+    return f"{100.0 * share:.2f}"  # a float: text in its place raises TypeError, it is not repeated
