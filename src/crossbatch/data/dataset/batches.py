@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK_SAMPLES = 8_192  # samples that are gathered at once
+CACHED_ROWS = 1_024  # histories that are copied at once, few enough for the processor's cache
 BLOCK_BATCHES = 64  # batches of a block at most, so that the first one comes soon
 
 
@@ -204,13 +205,17 @@ def _windows(
     """Return `items[start:end]` of each row, padded with 0 on the right.  `[B, L]`, int64."""
     if len(items) < history_length:
         items = np.pad(items, (0, history_length - len(items)))
-    last = len(items) - history_length
-    # A window is copied as a whole, far faster than item by item; what follows `end` is zeroed.
-    held = sliding_window_view(items, history_length)[np.minimum(starts, last)]  # [B, L]
-    for row in np.flatnonzero(starts > last).tolist():  # no whole window is left there
-        held[row, : ends[row] - starts[row]] = items[starts[row] : ends[row]]
-    inside = np.arange(history_length) < (ends - starts)[:, None]
-    padded: np.ndarray = np.multiply(held, inside, dtype=np.int64)
+    lengths, last = ends - starts, len(items) - history_length
+    windows = sliding_window_view(items, history_length)  # [last + 1, L]; a row is copied at once
+    inside = np.tri(history_length + 1, history_length, -1, dtype=items.dtype)  # row n: n ones
+    padded = np.empty((len(starts), history_length), dtype=np.int64)
+    for first in range(0, len(starts), CACHED_ROWS):
+        rows = slice(first, first + CACHED_ROWS)
+        held = windows[np.minimum(starts[rows], last)]
+        np.multiply(held, inside.take(lengths[rows], axis=0), out=padded[rows])
+    for row in np.flatnonzero(starts > last).tolist():  # at the end of the log no window is whole
+        padded[row] = 0
+        padded[row, : lengths[row]] = items[starts[row] : ends[row]]
     return padded
 
 
