@@ -1,4 +1,4 @@
-"""Memory and network traffic of a catalogue on R machines, by `training.distributed.traffic`.
+"""Memory and network traffic of a catalogue on R machines, by `traffic.py`.
 
     python benchmarks/capacity.py
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from crossbatch.training.distributed.traffic import (
+from traffic import (
     Shape,
     memory,
     multiplications,

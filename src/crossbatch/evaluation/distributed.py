@@ -1,8 +1,8 @@
 """Full-corpus evaluation by several ranks: each scores its own items, and lists are merged exactly.
 
-Items, not users, are dealt out: a rank then encodes and holds N/R item vectors, which is what makes
-a catalogue fit that no single machine could hold. What crosses the wire is k ids and scores per
-user and rank, whatever the catalogue's size.
+Items, not users, are divided: a rank then encodes and holds N/R item vectors, so that a catalogue
+can be larger than one machine could hold. Each rank sends k ids and scores per user, independent of
+the catalogue's size.
 """
 
 from __future__ import annotations

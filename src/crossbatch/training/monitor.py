@@ -169,7 +169,7 @@ class Monitor:
                 self.write("warning", record.step, message=message)
 
     def _switched_off(self, alarm: Alarm) -> str | None:
-        """Take the bank from a guarded sampler if the alarm says that it does harm."""
+        """Switch off the bank of a guarded sampler if the alarm means harm; the remedy then."""
         sampler = self.trainer.sampler
         if not (isinstance(sampler, CrossBatchSampler) and sampler.guard and alarm.harmful):
             return None

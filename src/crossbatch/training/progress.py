@@ -21,7 +21,7 @@ class Progress:
         """A journal line was written."""
 
     def say(self, message: str) -> None:
-        """Something that the user should read."""
+        """Show a message to the user."""
 
     def stop(self) -> None:
         """Training is over."""
@@ -62,7 +62,7 @@ class Terminal(Progress):
         self._bar.update(self._task, completed=step)
 
     def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
-        """Show what a journal line says."""
+        """Show the numbers of a journal line."""
         if event == "train":
             self._parts["loss"] = f"loss {fields['loss']:.2f}"
             self._parts["rate"] = f"{fields['negatives_per_second'] / 1e6:.0f} M neg/s"

@@ -1,12 +1,16 @@
 """R ranks give what one process gives: losses, gradients, weights, banks, to float rounding."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
-from crossbatch.training.distributed.traffic import Shape, replicated_traffic
-
 from .cases import BATCHES, CASES, CATALOGUES, EVALUATED, outcome, searched
 from .launching import run
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+from traffic import Shape, replicated_traffic
 
 WORKER = __file__.replace("test_contract", "worker")
 

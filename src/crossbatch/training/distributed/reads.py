@@ -1,4 +1,4 @@
-"""What the ranks read from embedding tables, brought together: ids and gradients, never tables.
+"""The ranks' reads of embedding tables, exchanged: ids and gradients, never tables.
 
 A `Read` is small where a table is big: the ids of a batch and one gradient per sum of rows. So the
 ranks exchange reads, and each applies all of them to its own copy of the table.

@@ -1,7 +1,7 @@
-"""Files of tables that are spread over ranks: safetensors, whose reader cannot run code.
+"""Files of tables that are spread over ranks, as safetensors.
 
-Each rank writes its own rows, and any number of ranks reads them back, one process without TorchRec
-among them. They stand in a folder of the checkpoint, one file a rank; a tensor's name is the one it
+Each rank writes its own rows, and any number of ranks reads them back, also one process without
+TorchRec. They are in a folder of the checkpoint, one file per rank; a tensor's name is the one it
 would have in the checkpoint's other file, and the number of its first row: `model.x.weight@1024`.
 (torch.distributed.checkpoint would do the same, but keeps its index as a pickle.)
 """
@@ -60,7 +60,7 @@ def check_tables(checkpoint: Path, listed: Any, *, spread: bool) -> None:
         checkpoint: Its folder.
         listed: What `save_tables` returned.
         spread: Whether several ranks are about to read them: each then checks its share of the
-            files, and what one finds all hear, so that all turn to the same checkpoint.
+            files, and all get the outcome, so that all choose the same checkpoint.
     """
     paths = sorted((checkpoint / FOLDER).glob("*"))
     alone = not spread or not dist.is_initialized()

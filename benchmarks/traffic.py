@@ -1,4 +1,4 @@
-"""What a step on R ranks sends and what a rank must hold: the arithmetic of docs/scaling.md.
+"""Bytes that a step on R ranks sends and that a rank holds: the arithmetic of docs/scaling.md.
 
 Bytes are those that one rank receives when messages travel in a ring: (R − 1) times its share for
 a gathered tensor, 2 (R − 1)/R times its size for one that is added up.
