@@ -1,4 +1,4 @@
-"""Which index, by measurement: the measuring is checked, and the rule with made-up times."""
+"""The choice of an index: its measurements, and the rule with given times."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Approximate search: exact where it looks, honest about what it leaves out."""
+"""Approximate search: exact scores, complete lists, recall that grows with the probes."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_with_every_cell_probed_it_is_exact(K):
     k=st.integers(1, 60),
     X=st.integers(0, 40),
 )
-def test_lists_are_sound_whatever_is_probed(index, seed, B, K, k, X):
+def test_lists_are_valid_for_any_number_of_probes(index, seed, B, K, k, X):
     """Right scores, falling; ties by id; no padding, repeats or excluded items; full length."""
     interests = users(B, K, seed=seed)
     generator = torch.Generator().manual_seed(seed)
@@ -108,7 +108,7 @@ def test_saved_and_loaded_it_answers_the_same(index, tmp_path):
     assert torch.equal(again.search(users(5, 3), 9).item_ids, index.search(users(5, 3), 9).item_ids)
 
 
-def test_over_other_items_the_cells_stay(index):
+def test_the_cells_are_kept_over_other_items(index):
     more = torch.cat([index.vectors, 3 * clustered(50, seed=9)[1:]])
     larger = index.over(more)
     assert (larger.num_items, larger.num_cells, larger.probes) == (2050, index.num_cells, 8)

@@ -1,4 +1,4 @@
-"""Recommendations against a plain sort of every score, and all that a request may get wrong."""
+"""Recommendations against a plain sort of every score, and mistakes in requests."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_each_item_is_named_and_scored(content_bundle, shop):
     histories=st.lists(st.lists(st.integers(0, 220), max_size=30), max_size=5),
     k=st.integers(1, 200),
 )
-def test_users_do_not_see_each_other(id_bundle, histories, k):
+def test_users_of_a_batch_do_not_affect_each_other(id_bundle, histories, k):
     """In one call or one by one: the same lists; unknown keys are reported in their order."""
     keyed = [
         [f"x{i}" if not 0 < i <= 200 else id_bundle.item_keys([i])[0] for i in h] for h in histories
@@ -74,7 +74,7 @@ def test_only_the_most_recent_items_are_read_but_all_are_left_out(id_bundle):
     assert [item.id for item in found.items] == order
 
 
-def test_a_user_of_whom_nothing_is_known_gets_the_most_popular(content_bundle, shop):
+def test_an_unknown_user_gets_the_most_popular_items(content_bundle, shop):
     empty, unknown, known = content_bundle.recommend(
         [[], ["nobody"], []], 5, user_features=[None, {}, {"age": 30}]
     )
@@ -113,7 +113,7 @@ def test_impossible_list_lengths(id_bundle, k):
         ({"region": {"a": 1}}, "'region' is categorical"),
     ],
 )
-def test_features_that_cannot_be(content_bundle, features, message):
+def test_invalid_features(content_bundle, features, message):
     with pytest.raises(ConfigError, match=message):
         content_bundle.recommend([["x"]], 3, user_features=[features])
 

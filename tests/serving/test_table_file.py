@@ -1,4 +1,4 @@
-"""Tables that are whole or absent, however many pieces they come in."""
+"""Tables written in pieces: one file, complete or absent."""
 
 import polars as pl
 import pytest

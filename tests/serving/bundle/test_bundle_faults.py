@@ -1,4 +1,4 @@
-"""Bundles that were damaged: every change is noticed, or changes nothing."""
+"""Damaged and forged bundles: every change is noticed, or has no effect."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ def answers(folder, *, verify):
 
 
 def forge(folder, manifest):
-    """Rewrite the manifest with the checksums of the files as they are now."""
+    """Rewrite the manifest with the checksums that the files have now."""
     made = ("checksum", "files", "kind", "format_version")
     write_manifest(folder, {key: value for key, value in manifest.items() if key not in made})
 

@@ -1,4 +1,4 @@
-"""Items in and out of a bundle without training: what stays answers as before."""
+"""Items added to and removed from a bundle without training: all others score as before."""
 
 import os
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_the_mean_id_vector_counts_each_item_as_often_as_it_was_chosen():
     assert mean_id_vector(table, np.array([0, 0, 0])).tolist() == [0.0, 0.0]
 
 
-def test_a_removed_item_leaves_no_trace(light_bundle, larger, tmp_path):
+def test_a_removed_item_is_unknown_everywhere(light_bundle, larger, tmp_path):
     gone = light_bundle.item_keys([1, 77, 200])
     smaller = remove_items(larger, gone, tmp_path / "bundle")
     assert smaller.num_items == 199
@@ -103,7 +103,9 @@ def test_a_removed_item_leaves_no_trace(light_bundle, larger, tmp_path):
     assert unknown.unknown == [gone[0]]
 
 
-def test_out_and_in_again_is_the_content_vector(content_saved, light_bundle, tmp_path):
+def test_an_item_removed_and_added_again_has_its_content_vector(
+    content_saved, light_bundle, tmp_path
+):
     """Items withheld from training come back by content, through the raw table."""
     raw = raw_items(content_saved.dataset).rename({"key": "item"})
     chosen = raw.filter(pl.Series(np.array(content_saved.dataset.item_counts)[1:] == 0))
@@ -111,7 +113,9 @@ def test_out_and_in_again_is_the_content_vector(content_saved, light_bundle, tmp
     without = remove_items(light_bundle, chosen["item"].to_list(), tmp_path / "a")
     again = add_items(without, chosen, tmp_path / "b")
     ids = torch.from_numpy(again.item_ids(chosen["item"].to_list()))
-    expected, _ = encode_content(light_bundle, chosen)  # nobody chose them: the mean is the same
+    expected, _ = encode_content(
+        light_bundle, chosen
+    )  # they were never chosen: the mean is the same
     torch.testing.assert_close(again.item_vectors[ids], expected)
     assert again.manifest["items"] == {"count": 200, "trained": 190}
     assert [change["removed"] for change in again.manifest["origin"]["changes"]] == [10, 0]
@@ -163,7 +167,7 @@ def tied(shop, tmp_path_factory):
     return export_bundle(run, folder / "bundle", graph_formats=())
 
 
-def test_added_items_say_nothing_in_histories_read_through_ids(tied, tmp_path):
+def test_added_items_are_skipped_in_histories_read_through_ids(tied, tmp_path):
     bundle = add_items(tied, NEW, tmp_path / "bundle")
     old = bundle.item_keys([3, 8])
     (alone,) = bundle.recommend([old], 20)
@@ -289,4 +293,6 @@ def test_real_cold_items_are_found_by_their_content(tmp_path):
             listed += len(shown & set(keys))
     assert targets > 200
     assert hits / targets > 0.04, "ten times chance"
-    assert listed < 0.15 * 50 * saved.dataset.num_eval_users("test"), "others are crowded out"
+    assert listed < 0.15 * 50 * saved.dataset.num_eval_users("test"), (
+        "and they do not crowd out other items"
+    )

@@ -1,4 +1,4 @@
-"""From a run to a bundle: it answers as the run does, stands alone, and is whole or absent."""
+"""Export of a run: the bundle answers as the run does and needs nothing else, or is not written."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ def test_a_bundle_scores_as_the_towers_do(content_saved, content_bundle):
         torch.testing.assert_close(unknown, content_saved.towers.users(batch.history))
 
 
-def test_ids_and_titles_and_counts_are_the_datasets(id_bundle, shop):
+def test_ids_titles_and_counts_equal_the_datasets(id_bundle, shop):
     ids = range(shop.num_items + 1)
     assert id_bundle.item_keys(ids) == shop.item_keys(ids)
     assert id_bundle.item_titles(ids) == shop.item_titles(ids)
@@ -77,7 +77,7 @@ def test_a_bundle_needs_nothing_but_itself(content_run, content_bundle, tmp_path
     assert moved.recommend([keys], 5, user_features=[{"age": 30}]) == before
 
 
-def test_the_manifest_tells_what_was_checked(content_bundle):
+def test_the_manifest_records_what_was_checked(content_bundle):
     manifest = content_bundle.manifest
     assert set(manifest["parity"]) == {"users", "tolerance", "user vectors", "scores", "pt2"}
     assert manifest["index"]["name"] == "exact"
@@ -180,7 +180,7 @@ def test_difference_is_relative_and_refuses_nan_and_other_shapes():
             parity.difference("x", wrong, truth)
 
 
-def test_nothing_is_replaced_unasked(id_run, shop, tmp_path):
+def test_an_existing_bundle_is_replaced_only_when_asked(id_run, shop, tmp_path):
     export_bundle(id_run, tmp_path / "b", graph_formats=())
     first = json.loads((tmp_path / "b" / "bundle.json").read_text())["created"]
     with pytest.raises(DataError, match="already exists"):

@@ -1,4 +1,4 @@
-"""What a manifest checks, and what it refuses."""
+"""The manifest of a bundle: what is compared with it, and what is refused."""
 
 import hashlib
 import json

@@ -65,7 +65,7 @@ def queries(count: int) -> list[Query]:
     return found
 
 
-def test_answers_do_not_depend_on_the_company(bundles: dict[str, LiveBundle]) -> None:
+def test_answers_do_not_depend_on_other_queries(bundles: dict[str, LiveBundle]) -> None:
     asked = queries(120)
     together = answer_all(bundles, asked)
     for query, answer in zip(asked, together, strict=True):
@@ -73,7 +73,7 @@ def test_answers_do_not_depend_on_the_company(bundles: dict[str, LiveBundle]) ->
         assert without_scores(body(answer)) == without_scores(body(alone))
 
 
-def test_one_impossible_query_does_not_spoil_the_others(bundles: dict[str, LiveBundle]) -> None:
+def test_one_invalid_query_does_not_affect_the_others(bundles: dict[str, LiveBundle]) -> None:
     good = Recommend("main", ("m1",), 5)
     bad = Recommend("main", ("m1",), 5, user_features={"shoe size": 43})
     missing = Similar("main", "nobody", 3)
@@ -91,7 +91,7 @@ def test_unknown_items_are_counted(bundles: dict[str, LiveBundle]) -> None:
     assert answer.num_unknown == 2
 
 
-def test_features_alone_make_a_user(bundles: dict[str, LiveBundle]) -> None:
+def test_features_are_enough_without_a_history(bundles: dict[str, LiveBundle]) -> None:
     """Without a history there is no reason to give, but there is a list for every interest."""
     query = Recommend("main", (), 5, user_features={"age": 44}, explain=True)
     found = body(answer_all(bundles, [query])[0])

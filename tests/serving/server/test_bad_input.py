@@ -1,4 +1,4 @@
-"""Whatever a client sends, the answer is a status and a sentence, and the server lives on."""
+"""Invalid requests: each gets a status and one sentence, and the server keeps running."""
 
 from __future__ import annotations
 
@@ -71,14 +71,12 @@ def test_json_of_another_shape(server: RunningServer, body: object) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_values_that_cannot_be_honoured(
-    server: RunningServer, change: dict[str, object], words: list[str]
-) -> None:
+def test_invalid_values(server: RunningServer, change: dict[str, object], words: list[str]) -> None:
     refused(server.ask("/recommend", GOOD | change), 422, *words)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_numbers_that_are_none(server: RunningServer, number: str) -> None:
+def test_numbers_that_json_does_not_have(server: RunningServer, number: str) -> None:
     for body in (f'"user_features": {{"age": {number}}}', f'"k": {number}'):
         reply = server.ask("/recommend", f'{{"history": ["m1"], {body}}}'.encode())
         refused(reply, 422)
@@ -114,9 +112,7 @@ def test_a_body_must_say_that_it_is_json(server: RunningServer, kind: str) -> No
         ("/items?" + "&".join(["id=m1"] * 101), ["id:"]),
     ],
 )
-def test_queries_that_cannot_be_honoured(
-    server: RunningServer, path: str, words: list[str]
-) -> None:
+def test_invalid_query_strings(server: RunningServer, path: str, words: list[str]) -> None:
     refused(server.ask(path), 422, *words)
 
 
@@ -128,7 +124,7 @@ def test_an_unknown_item_has_no_neighbours(server: RunningServer) -> None:
     "path",
     ["/nothing", "/page/", "/page/../app.py", "/page/%2e%2e/app.py", "/docs", "//", "/health/"],
 )
-def test_there_is_nothing_else(server: RunningServer, path: str) -> None:
+def test_other_paths_are_not_found(server: RunningServer, path: str) -> None:
     refused(server.ask(path), 404)
 
 
@@ -200,7 +196,7 @@ def test_loopback_names_are_answered(server: RunningServer, host: str) -> None:
     assert server.ask("/health", headers={"Host": host}).status == 200
 
 
-def test_browsers_are_told_to_be_strict(server: RunningServer) -> None:
+def test_responses_carry_protective_headers(server: RunningServer) -> None:
     for path in ("/", "/health", "/nothing", "/page/app.js"):
         headers = server.ask(path).headers
         policy = headers["content-security-policy"]
@@ -213,6 +209,6 @@ def test_browsers_are_told_to_be_strict(server: RunningServer) -> None:
         assert "server" not in headers
 
 
-def test_after_all_that_it_still_answers(server: RunningServer) -> None:
+def test_the_server_still_answers_after_all_that(server: RunningServer) -> None:
     assert server.ask("/recommend", GOOD).status == 200
     assert not [entry for entry in server.log if entry["event"] in {"fault", "plain"}]

@@ -1,4 +1,4 @@
-"""What the server tells of items."""
+"""Items as JSON: cache, popularity bands, search by key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from crossbatch.serving import Bundle
 
 
-def test_objects_are_json_and_stay_right_when_memory_is_short(
+def test_objects_are_json_and_correct_when_the_cache_is_small(
     youtube: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_REMEMBERED", 7)

@@ -36,7 +36,7 @@ def slow(self, histories):
 Bundle.known = slow
 """
 IMPATIENT = f"{GATE}\nguard.REQUEST_SECONDS = 2.0\nguard.ANSWER_SECONDS = run.ANSWER_SECONDS = 1.0"
-PATIENT = f"{GATE}\nguard.REQUEST_SECONDS = 600.0\nguard.MAX_CONNECTIONS = 40"
+PATIENT = f"{GATE}\nguard.MAX_CONNECTIONS = 40"
 HEAD = b"POST /recommend HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -64,7 +64,7 @@ def impatient(youtube_path: Path, gate_path: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def patient(youtube_path: Path, gate_path: Path) -> Iterator[RunningServer]:
-    """At most 40 connections and 3 waiting requests, and all the time in the world."""
+    """At most 40 connections and 3 waiting requests, without time limits."""
     env, arguments = {"GATE": str(gate_path)}, ("--max-queue", "3", "--timeout", "600")
     with RunningServer(youtube_path, *arguments, before=PATIENT, env=env) as running:
         yield running

@@ -1,4 +1,4 @@
-"""A bundle that may be replaced: when it is looked at again, and what is refused."""
+"""A live bundle: when a change at its path is loaded, and when it is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def replace(place: Path, source: Path) -> None:
     shutil.copytree(source, place)
 
 
-def test_a_change_counts_once_it_has_come_to_rest(place: Path, youtube_path: Path) -> None:
+def test_a_change_counts_once_the_files_stay_the_same(place: Path, youtube_path: Path) -> None:
     live = LiveBundle("main", place)
     assert not live.changed()
     replace(place, youtube_path)
@@ -35,7 +35,7 @@ def test_a_change_counts_once_it_has_come_to_rest(place: Path, youtube_path: Pat
     before = live.serving
     assert live.reload()
     assert live.serving.bundle.name == "films-youtube"
-    assert before.bundle.recommend([["m1"]], 3)[0].items  # open requests may finish
+    assert before.bundle.recommend([["m1"]], 3)[0].items  # the old one still answers
     assert not live.changed()
 
 
@@ -84,7 +84,9 @@ def test_a_folder_replaced_while_it_is_opened_is_opened_again(
     assert opened == ["films-mind", "films-youtube"]
 
 
-def test_a_folder_that_never_rests_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_keeps_changing_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def restless(path: Path, *, verify: bool) -> object:
         bundle = open_bundle(path, verify=verify)
         (place / "item_counts.npy").touch()
@@ -105,7 +107,7 @@ def test_the_search_over_titles_is_ready_before_the_new_bundle_serves(
     assert live.serving.items.searchable
 
 
-def test_bug_links_in_a_circle_ended_the_watch(place: Path, mind_path: Path) -> None:
+def test_bug_circular_links_ended_the_watch(place: Path, mind_path: Path) -> None:
     link = place.with_name("link")
     link.symlink_to(place)
     live = LiveBundle("main", link)

@@ -1,4 +1,4 @@
-"""The page in a real browser: what a person does with it, and what it must never do."""
+"""The page in a real browser: what users do with it, and what it must never do."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .conftest import KEYS
-from .running import RunningServer
+from .running import PATIENCE, RunningServer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 expect = playwright.expect
+expect.set_options(timeout=1000 * PATIENCE)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,12 +66,12 @@ def browser() -> Iterator[Any]:
 
 
 class Tab:
-    """A page of its own, which notes what the browser complains of and where it goes."""
+    """A page of its own, which records console messages, errors and requests."""
 
     def __init__(self, browser: Any, server: RunningServer, **options: Any) -> None:
         self.base = f"http://127.0.0.1:{server.port}"
         self.context = browser.new_context(**options)
-        self.context.set_default_timeout(30_000)
+        self.context.set_default_timeout(1000 * PATIENCE)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.requests: list[str] = []
@@ -87,7 +88,7 @@ class Tab:
 
 @pytest.fixture
 def tab(browser: Any, server: RunningServer) -> Iterator[Tab]:
-    """The page logs no errors and sends requests to its own server only."""
+    """The page logs no errors and requests nothing but files of its own server."""
     made = Tab(browser, server, viewport={"width": 1400, "height": 900})
     yield made
     made.context.close()
@@ -141,7 +142,7 @@ def test_enter_means_what_was_typed_not_what_is_still_shown(tab: Tab) -> None:
     assert history(page) == ["m4"]
 
 
-def test_the_address_tells_everything(tab: Tab) -> None:
+def test_the_url_holds_the_whole_state(tab: Tab) -> None:
     page = tab.open()
     page.locator(".tiles button").first.click()
     expect(page.locator("#history li")).to_have_count(1)
@@ -151,7 +152,7 @@ def test_the_address_tells_everything(tab: Tab) -> None:
     page.click("text=By interest")
     expect(page.locator(".interests").first).to_be_visible()
     address, before, lists = page.url, history(page), listed(page)
-    fresh = tab.context.new_page()  # another user opens the link
+    fresh = tab.context.new_page()  # the link in another tab
     fresh.goto(address)
     fresh.wait_for_selector(".interests")
     assert (history(fresh), listed(fresh)) == (before, lists)
@@ -162,7 +163,7 @@ def test_the_address_tells_everything(tab: Tab) -> None:
     expect(page.locator("#history li")).to_have_count(1)
 
 
-def test_an_id_with_a_comma_survives_the_address(tab: Tab) -> None:
+def test_an_id_with_a_comma_survives_the_url(tab: Tab) -> None:
     page = tab.open()
     page.fill("#search", "a,b/c?d=1&e")
     page.locator("#found [role=option]", has_text="Comma").click()
@@ -171,7 +172,7 @@ def test_an_id_with_a_comma_survives_the_address(tab: Tab) -> None:
     expect(page.locator("#history .title")).to_have_text("Comma & Co.1999")
 
 
-def test_titles_are_text(tab: Tab) -> None:
+def test_titles_are_text_not_markup(tab: Tab) -> None:
     page = tab.open("#history=m2,<img src=x onerror=alert(1)>")
     expect(page.locator("#history")).to_contain_text('<script>alert("no")</script>')
     expect(page.locator(".message")).to_have_count(1)
@@ -326,7 +327,7 @@ def test_nothing_is_wider_than_the_window(
     tab.context.close()
 
 
-def test_a_token_is_asked_for_and_kept_out_of_the_address(browser: Any, youtube_path: Path) -> None:
+def test_a_token_is_asked_for_and_kept_out_of_the_url(browser: Any, youtube_path: Path) -> None:
     token = "correct-horse-battery-staple"
     with RunningServer(youtube_path, env={"CROSSBATCH_TOKEN": token}) as guarded:
         tab = Tab(browser, guarded)
@@ -347,7 +348,7 @@ def test_a_token_is_asked_for_and_kept_out_of_the_address(browser: Any, youtube_
         tab.context.close()
 
 
-def test_a_server_that_is_gone_is_said(browser: Any, youtube_path: Path) -> None:
+def test_an_unreachable_server_is_reported(browser: Any, youtube_path: Path) -> None:
     with RunningServer(youtube_path) as server:
         tab = Tab(browser, server)
         page = tab.open(f"#history={KEYS[0]}")

@@ -1,4 +1,4 @@
-"""Requests made up from the server's own OpenAPI document, valid and invalid ones."""
+"""Requests generated from the server's own OpenAPI document, valid and invalid ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_all_paths_are_described(document: Any) -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "mode", "left_out"), CASES)
-def test_answers_keep_what_the_document_promises(
+def test_answers_match_the_document(
     document: Any, server: RunningServer, method: str, path: str, mode: Any, left_out: list[Any]
 ) -> None:
     """No server error, and status, headers and body of every answer are as described."""

@@ -1,4 +1,4 @@
-"""A real client against a real server: what good requests get."""
+"""Valid requests, from a real client to a real server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMA = "a,b/c?d=1&e"
 
 @pytest.mark.parametrize("slot", ["main", "compare"])
 @pytest.mark.parametrize("exclude_seen", [True, False])
-def test_lists_are_the_bundles_own(
+def test_lists_equal_those_of_the_bundle(
     server: RunningServer, mind: Bundle, youtube: Bundle, slot: str, exclude_seen: bool
 ) -> None:
     bundle = {"main": mind, "compare": youtube}[slot]
@@ -52,7 +52,7 @@ def test_unknown_items_are_reported_and_left_out(server: RunningServer, mind: Bu
     assert [item["id"] for item in reply.json["items"]] == [item.key for item in expected]
 
 
-def test_nothing_known_means_the_most_popular(server: RunningServer, mind: Bundle) -> None:
+def test_an_unknown_user_gets_the_most_popular_items(server: RunningServer, mind: Bundle) -> None:
     for history in ([], ["no such film"]):
         reply = server.ask("/recommend", {"history": history, "k": 4, "explain": True})
         assert reply.json["popular"] is True
@@ -60,7 +60,7 @@ def test_nothing_known_means_the_most_popular(server: RunningServer, mind: Bundl
         assert counts == sorted(mind.item_counts.tolist(), reverse=True)[:4]
 
 
-def test_user_features_count(server: RunningServer, mind: Bundle) -> None:
+def test_user_features_change_the_scores(server: RunningServer, mind: Bundle) -> None:
     features = {"age": 30, "country": "fr"}
     body = {"history": [KEYS[7]], "k": 10, "user_features": features}
     found = server.ask("/recommend", body).json["items"]
@@ -148,7 +148,7 @@ def test_items_by_id(server: RunningServer) -> None:
     assert reply["unknown"] == ["nothing"]
 
 
-def test_health_tells_what_serves(server: RunningServer, mind: Bundle, youtube: Bundle) -> None:
+def test_health_describes_the_bundles(server: RunningServer, mind: Bundle, youtube: Bundle) -> None:
     health = server.ask("/health").json
     assert health["status"] == "ok"
     for slot, bundle in (("main", mind), ("compare", youtube)):
@@ -167,9 +167,9 @@ def test_metrics_count_requests(server: RunningServer) -> None:
     before = counted()
     server.ask("/health")
     assert counted() == before + 1
-    server.ask("/nobody/has/ever/heard/of/this")
+    server.ask("/no/such/path")
     text = server.ask("/metrics").body.decode()
-    assert "nobody" not in text  # unknown paths cannot fill the registry
+    assert "such" not in text  # unknown paths must not fill the registry
     assert 'path="other",status="404"' in text
 
 

@@ -1,4 +1,4 @@
-"""Requests that two servers in a row could understand differently: none is answered twice."""
+"""Request smuggling: requests that a proxy could parse differently end the connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server loads before it listens: nothing that only training needs."""
+"""A server imports nothing that only training needs."""
 
 from __future__ import annotations
 

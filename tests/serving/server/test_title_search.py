@@ -1,4 +1,4 @@
-"""Search of titles against a plain loop over all of them."""
+"""Title search against a plain loop over all titles."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def search_over(titles: list[str], order: list[int] | None = None, **options: in
         ("nothing like it", []), ("", []), ("  ...!? ", []), ("\n", []), ("\x00", []),
     ],
 )  # fmt: skip
-def test_what_people_type(query: str, expected: list[str]) -> None:
+def test_typical_queries(query: str, expected: list[str]) -> None:
     found = search_over(TITLES).find(query, limit=20)
     assert [TITLES[item] for item in found] == expected
 
@@ -90,7 +90,7 @@ def plain(everything: list[str], order: list[int], query: str) -> list[int]:
     return [order[place] for kind, place in sorted(r for r in ranked if r[0] is not None)]
 
 
-def test_memory_is_bounded_and_the_popular_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded_and_popular_items_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(items, "PIECE_LINES", 10)
     everything = ["", *(f"Film number {number}" for number in range(1, 101))]
     search = search_over(everything, max_bytes=500)

@@ -1,4 +1,4 @@
-"""A server that asks for a token tells nothing without it."""
+"""A server with a token discloses nothing without it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_token_opens_everything(guarded: RunningServer) -> None:
     assert guarded.ask("/health", headers=headers).json["bundles"]["main"]["items"] == 60
 
 
-def test_the_page_itself_is_open_and_tells_nothing(guarded: RunningServer) -> None:
+def test_the_page_itself_is_open_and_discloses_nothing(guarded: RunningServer) -> None:
     page = guarded.ask("/")
     assert page.status == 200
     assert b"films-youtube" not in page.body

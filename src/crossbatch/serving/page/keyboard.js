@@ -34,7 +34,7 @@ function focusRow(list, place) {
   (row?.querySelector(".add:not([disabled])") || row?.querySelector(".more"))?.focus();
 }
 
-// Where the focus was in the lists, to be found again after they are drawn anew.
+// Where the focus was in the lists, to restore it after they are drawn again.
 export function rememberFocus() {
   const lists = () => [...document.querySelectorAll("#lists ol.items")];
   const list = document.activeElement?.closest("#lists ol.items");

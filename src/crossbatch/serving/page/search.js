@@ -71,7 +71,7 @@ export function startSearch({ add, dropLast, fail }) {
     }
   };
 
-  // Somebody who types faster than the server answers means what they typed, not what they see.
+  // Users who type faster than the server answers mean what they typed, not what they see.
   const chooseFirst = async () => {
     clearTimeout(timer);
     await ask();
