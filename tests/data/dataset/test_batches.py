@@ -38,7 +38,7 @@ def equal(one: Any, other: Any) -> bool:
     return all(map(torch.equal, tensors(one), tensors(other)))
 
 
-def test_a_sample_is_what_stands_before_its_target(dataset: Dataset) -> None:
+def test_a_history_is_the_items_before_its_target(dataset: Dataset) -> None:
     for batch in islice(dataset.batches(32, seed=0, history_length=6), 40):
         assert batch.history.shape == (32, 6)
         assert batch.history.dtype == batch.item_ids.dtype == batch.user_ids.dtype == torch.int64

@@ -100,7 +100,7 @@ def test_users_are_shuffled_by_the_seed_and_cut_8_1_1(make_dataset: Maker) -> No
     assert [counts[f"{part}_users"] for part in ("train", "valid", "test")] == [80, 10, 10]
 
 
-def test_cold_items_meet_the_model_in_evaluation_only(make_dataset: Maker) -> None:
+def test_cold_items_occur_in_evaluation_only(make_dataset: Maker) -> None:
     rng = np.random.default_rng(0)
     rows = [(f"u{user}", f"i{rng.integers(20)}", step) for user in range(200) for step in range(12)]
     dataset = make_dataset(rows, cold_items=0.25, min_history=4)

@@ -17,7 +17,7 @@ def read(values: list[object], unit: str = "auto") -> list[int | None]:
 
 
 @pytest.mark.parametrize("value", [1_400_000_000, 1_400_000_000_000, MOMENT, MOMENT * 1000])
-def test_the_unit_of_numbers_is_told_from_their_size(value: int) -> None:
+def test_the_unit_of_numbers_is_inferred_from_their_size(value: int) -> None:
     assert read([value, value]) == [MOMENT, MOMENT]
 
 
@@ -55,11 +55,11 @@ def test_mixed_units_are_refused_either_way() -> None:
     assert read([millis, millis, seconds]) == [MOMENT, MOMENT, None]
 
 
-def test_mere_order_is_taken_as_it_is() -> None:
+def test_positions_are_taken_as_they_are() -> None:
     assert read([0, 1, 7], "order") == [0, 1, 7]
 
 
-def test_the_decision_is_said_aloud_and_kept() -> None:
+def test_the_chosen_unit_is_noted_and_kept() -> None:
     tally = Tally()
     reader = TimeReader("auto", tally)
     reader.read(pl.Series([1_400_000_000_000]))

@@ -89,7 +89,7 @@ def test_days_tie_as_often_as_in_real_logs(dataset: Dataset) -> None:
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=5), st.integers(0, 9))
-def test_dealing_is_a_permutation_of_each_topic(sizes: list[int], key: int) -> None:
+def test_assigned_places_are_a_permutation_of_each_topic(sizes: list[int], key: int) -> None:
     numbers = np.concatenate([np.arange(size) for size in sizes])
     ranges = np.repeat(sizes, sizes)
     keys = np.repeat(np.arange(len(sizes)) + key, sizes)
@@ -118,7 +118,7 @@ def test_swapping_repeats_keeps_every_topic_s_items() -> None:
     assert repeats(swapped) < repeats(items) / 3
 
 
-def test_coined_words_are_distinct() -> None:
+def test_made_up_words_are_distinct() -> None:
     assert (
         len(set(made_up_words(30_000).tolist()) | set(made_up_words(5_000, salt=1).tolist()))
         == 35_000
