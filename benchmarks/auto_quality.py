@@ -28,7 +28,7 @@ from crossbatch.reports import formatting
 from crossbatch.reports.comparison import Gain, Gains
 from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.markdown import literal, pipe_table
-from crossbatch.reports.variants import MODEL_NAMES, Variant
+from crossbatch.reports.variants import MODEL_NAMES, Variant, model_title, position
 from crossbatch.reproduce.design import STRATEGIES, Strategy, strategy_title
 from crossbatch.reproduce.folder import GridFolder, run_name
 from crossbatch.reproduce.page import Page, write_page
@@ -236,7 +236,7 @@ def _rule_table(ruled: Sequence[Mapping[str, Any]]) -> str:
     heads += ["Gain", "Within 1 %", "Best M on test", "Gain over that"]
     lines = [
         [
-            _model(row["model"]),
+            literal(model_title(row["model"])),
             RULE_NAMES[row["judged"]],
             str(len(row["seeds"])),
             str(row["best"]),
@@ -289,8 +289,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         name = run_name(run)
         found.setdefault((name.model, name.strategy, name.capacity), []).append(run)
-    models = list(MODEL_NAMES)
-    order = sorted(found, key=lambda key: models.index(key[0]) if key[0] in models else len(models))
+    order = sorted(found, key=lambda key: position(key[0], MODEL_NAMES))
     return [Group(*key, Variant(tuple(found[key]), {})) for key in order]
 
 
@@ -329,7 +328,7 @@ def _table(judged: Sequence[Mapping[str, Any]]) -> str:
         ]
         lines.append(
             [
-                _model(row["model"]),
+                literal(model_title(row["model"])),
                 literal(", ".join(row["chosen"])),
                 literal(strategy_title(row["best"])),
                 str(len(row["seeds"])),
@@ -349,7 +348,7 @@ def _ceiling_table(judged: Sequence[Mapping[str, Any]]) -> str:
     heads += ["Auto below it", "Best by hand below it"]
     lines = [
         [
-            _model(row["model"]),
+            literal(model_title(row["model"])),
             str(len(row["ceiling"]["seeds"])),
             _percent(row["ceiling"]["test"].get(metric)),
             _gain(row["ceiling"]["auto"]),
@@ -380,10 +379,6 @@ def _gain(value: Mapping[str, Any] | None) -> str:
 
 def _percent(value: float | None) -> str:
     return formatting.NOTHING if value is None else f"{100 * value:.2f}"
-
-
-def _model(model: str) -> str:
-    return literal(MODEL_NAMES.get(model, model))
 
 
 def main(arguments: Sequence[str]) -> None:

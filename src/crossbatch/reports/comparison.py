@@ -21,7 +21,7 @@ import numpy.typing as npt
 from crossbatch.bootstrap import Floats, gain_interval, resampled_means
 from crossbatch.reports.formatting import METRIC_NAMES
 from crossbatch.reports.runs import Run, numbers
-from crossbatch.reports.variants import Variant, group_runs, reference_of
+from crossbatch.reports.variants import Variant, group_runs, position, reference_of
 
 TABLE_METRICS = ("recall", "ndcg_comirec", "ndcg")
 BASELINE_NAMES = {"popularity": "Popularity", "item_knn": "Item k-NN"}
@@ -190,12 +190,10 @@ def _dataset_names(runs: Sequence[Run]) -> dict[str, str]:
 
 def _metric_keys(keys: Iterable[str]) -> list[str]:
     """Every metric once: by cut-off, then in the order of `METRIC_NAMES`, others last."""
-    kinds = list(METRIC_NAMES)
 
     def place(key: str) -> tuple[int, int, str]:
         kind, _, cutoff = key.partition("@")
-        rank = kinds.index(kind) if kind in kinds else len(kinds)
-        return (int(cutoff) if cutoff.isdigit() else 0, rank, kind)
+        return (int(cutoff) if cutoff.isdigit() else 0, position(kind, METRIC_NAMES), kind)
 
     return sorted(set(keys), key=place)
 

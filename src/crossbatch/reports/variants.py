@@ -9,7 +9,7 @@ for variant in group_runs(runs):
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,7 @@ class Variant:
     @property
     def model_name(self) -> str:
         """The model in print."""
-        return MODEL_NAMES.get(self.first.model, self.first.model)
+        return model_title(self.first.model)
 
     @property
     def sampler_name(self) -> str:
@@ -68,6 +68,16 @@ class Variant:
     def label(self) -> str:
         """Model and sampler."""
         return f"{self.model_name} · {self.sampler_name}"
+
+
+def model_title(model: str) -> str:
+    """A model's name in print."""
+    return MODEL_NAMES.get(model, model)
+
+
+def position(name: str, known: Collection[str]) -> int:
+    """Place in the order of the known names; others come after them."""
+    return list(known).index(name) if name in known else len(known)
 
 
 def group_runs(runs: Sequence[Run]) -> list[Variant]:
@@ -157,16 +167,15 @@ def _detail(variant: Variant, same_name: Sequence[Variant]) -> str:
 
 def _place(variant: Variant) -> tuple[object, ...]:
     """By data set, then models and samplers in the order of the tables above, others last."""
-    models, samplers, gradients = list(MODEL_NAMES), list(SAMPLER_NAMES), list(GRADIENT_NAMES)
     gradient = variant.options.get("sampler.item_gradient", "")
     model, sampler = variant.first.model, variant.first.sampler
     return (
         variant.first.dataset,
-        models.index(model) if model in models else len(models),
+        position(model, MODEL_NAMES),
         model,
-        samplers.index(sampler) if sampler in samplers else len(samplers),
+        position(sampler, SAMPLER_NAMES),
         sampler,
-        gradients.index(gradient) if gradient in gradients else len(gradients),
+        position(gradient, GRADIENT_NAMES),
         [_natural(value) for value in variant.options.values()],
     )
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from crossbatch.reports.variants import position
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
@@ -92,7 +94,7 @@ def strategy_title(strategy: str) -> str:
 
 def strategy_color(strategy: str) -> int:
     """The colour number of a strategy, the same in every figure."""
-    return list(STRATEGIES).index(strategy) if strategy in STRATEGIES else len(STRATEGIES)
+    return position(strategy, STRATEGIES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from crossbatch.errors import DataError
 from crossbatch.reports.journal import Curve
 from crossbatch.reports.markdown import literal, pipe_table
-from crossbatch.reports.plots import Line, Plot
+from crossbatch.reports.plots import Line, Mark, Plot
 from crossbatch.reports.svg import COLORS
 from crossbatch.reproduce.page import Figure, Page, run_link, write_page
 from crossbatch.reproduce.probe_runs import ProbeRun, at_step, read_probes, warmup_marks
@@ -39,7 +39,7 @@ def write_lemma(folder: GridFolder) -> list[Path]:
     probes = [probe for probe in read_probes(folder) if len(probe.curve("lemma", "bound"))]
     if not probes:
         raise DataError(f"{folder.path / 'probes'} holds no banked run; train some with --data")
-    columns = len(dict.fromkeys(probe.model for probe in probes))
+    columns = len(_by_model(probes))
     figure = Figure(
         "lemma",
         [*_deviation_plots(probes), *_constant_plots(probes)],
@@ -53,31 +53,20 @@ def write_lemma(folder: GridFolder) -> list[Path]:
 
 def _deviation_plots(probes: Sequence[ProbeRun]) -> list[Plot]:
     plots = []
-    for model in dict.fromkeys(probe.model for probe in probes):
-        mine = [probe for probe in probes if probe.model == model]
+    for model, mine in _by_model(probes).items():
         lines = []
         for probe in mine:
             deviation, bound = (_positive(probe.curve("lemma", k)) for k in ("deviation", "bound"))
             lines.append(Line(probe.title, "", deviation, probe.color))
             lines.append(Line(f"{probe.title}: bound C ε", "", bound, probe.color + COLORS))
-        plots.append(
-            Plot(
-                "lemma-deviation",
-                mine[0].model_title,
-                "step",
-                "squared gradient deviation",
-                lines,
-                marks=warmup_marks(probes, model),
-                log_y=True,
-            )
-        )
+        marks = warmup_marks(probes, model)
+        plots.append(_plot("lemma-deviation", mine, "squared gradient deviation", lines, marks))
     return plots
 
 
 def _constant_plots(probes: Sequence[ProbeRun]) -> list[Plot]:
     plots = []
-    for model in dict.fromkeys(probe.model for probe in probes):
-        mine = [probe for probe in probes if probe.model == model]
+    for model, mine in _by_model(probes).items():
         lines = [
             Line(probe.title, "", _positive(probe.curve("lemma", "jacobian")), probe.color)
             for probe in mine
@@ -87,18 +76,21 @@ def _constant_plots(probes: Sequence[ProbeRun]) -> list[Plot]:
             flat = Curve((min(steps), max(steps)), (PAPER_CONSTANT, PAPER_CONSTANT))
             lines.append(Line("C = 1, the paper", "", flat, COLORS - 1))
         marks = warmup_marks(probes, model)
-        plots.append(
-            Plot(
-                "lemma-constant",
-                mine[0].model_title,
-                "step",
-                "C, largest of 8 users",
-                lines,
-                marks=marks,
-                log_y=True,
-            )
-        )
+        plots.append(_plot("lemma-constant", mine, "C, largest of 8 users", lines, marks))
     return plots
+
+
+def _plot(
+    name: str, mine: Sequence[ProbeRun], y_label: str, lines: Sequence[Line], marks: Sequence[Mark]
+) -> Plot:
+    return Plot(name, mine[0].model_title, "step", y_label, lines, marks=marks, log_y=True)
+
+
+def _by_model(probes: Sequence[ProbeRun]) -> dict[str, list[ProbeRun]]:
+    groups: dict[str, list[ProbeRun]] = {}
+    for probe in probes:
+        groups.setdefault(probe.model, []).append(probe)
+    return groups
 
 
 def _positive(curve: Curve) -> Curve:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from crossbatch.reports.journal import Curve, number
 from crossbatch.reports.plots import Mark
-from crossbatch.reports.variants import MODEL_NAMES
+from crossbatch.reports.variants import MODEL_NAMES, model_title, position
 from crossbatch.reproduce.design import STRATEGIES, strategy_color, strategy_title
 from crossbatch.reproduce.folder import GridFolder, run_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from crossbatch.reports.runs import Run
 
@@ -38,7 +38,7 @@ class ProbeRun:
     @property
     def model_title(self) -> str:
         """The model in print."""
-        return MODEL_NAMES.get(self.model, self.model)
+        return model_title(self.model)
 
     @property
     def warmup(self) -> float | None:
@@ -69,13 +69,11 @@ def read_probes(folder: GridFolder) -> list[ProbeRun]:
     named = [(run, run_name(run)) for run in folder.runs("probes")]
     return sorted(
         (ProbeRun(run, name.model, name.strategy) for run, name in named),
-        key=lambda probe: (_place(probe.model, MODEL_NAMES), _place(probe.strategy, STRATEGIES)),
+        key=lambda probe: (
+            position(probe.model, MODEL_NAMES),
+            position(probe.strategy, STRATEGIES),
+        ),
     )
-
-
-def _place(name: str, known: Collection[str]) -> int:
-    """Position among the known names, which others come after."""
-    return list(known).index(name) if name in known else len(known)
 
 
 def warmup_marks(probes: Sequence[ProbeRun], model: str) -> list[Mark]:

@@ -21,7 +21,7 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import read_document, seal_is_broken, verify_checksums, write_file
 from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
-from crossbatch.reports.variants import MODEL_NAMES
+from crossbatch.reports.variants import model_title, position
 from crossbatch.reproduce.design import (
     MODELS,
     STRATEGIES,
@@ -168,10 +168,14 @@ def merged(found: Sequence[Trial], earlier: Sequence[Trial]) -> list[Trial]:
 
 
 def _place(trial: Trial) -> tuple[int, str, int, int, str]:
-    settings = list(settings_of(trial.model, "balanced", 1))
-    number = settings.index(trial.setting) if trial.setting in settings else len(settings)
-    model = MODELS.index(trial.model) if trial.model in MODELS else len(MODELS)
-    return model, trial.model, list(STRATEGIES).index(trial.strategy), number, trial.setting
+    settings = settings_of(trial.model, "balanced", 1)
+    return (
+        position(trial.model, MODELS),
+        trial.model,
+        position(trial.strategy, STRATEGIES),
+        position(trial.setting, settings),
+        trial.setting,
+    )
 
 
 def _validation(run: Path, design: Design) -> float | None:
@@ -231,7 +235,7 @@ def _table(trials: Sequence[Trial], best: Mapping[str, Mapping[str, Trial]]) -> 
     lines = []
     for model, row in best.items():
         for strategy, winner in row.items():
-            line = [MODEL_NAMES.get(model, model), strategy_title(strategy)]
+            line = [model_title(model), strategy_title(strategy)]
             for name in names:
                 trial = found.get((model, strategy, name))
                 text = NOTHING if trial is None else f"{100 * trial.mean:.2f}"

@@ -17,7 +17,7 @@ from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.journal import Curve
 from crossbatch.reports.markdown import literal, pipe_table
 from crossbatch.reports.plots import Line, Plot
-from crossbatch.reports.variants import MODEL_NAMES
+from crossbatch.reports.variants import MODEL_NAMES, model_title, position
 from crossbatch.reproduce import paper_numbers
 from crossbatch.reproduce.design import strategy_color, strategy_title
 from crossbatch.reproduce.folder import GridFolder, run_name
@@ -64,7 +64,7 @@ def write_table2(folder: GridFolder) -> list[Path]:
     if not parts:
         raise DataError(f"{folder.path / 'runs'} holds no run with a bank; train some with --data")
     parts.append(NOTE)
-    rows = [_record(entry) for entry in entries]
+    rows = [_row_numbers(entry) for entry in entries]
     figure = Figure("table2", _plots(entries), 3, "Test recall@50 by number of negatives.")
     return write_page(folder, Page("table2", "Table 2", parts, rows, [figure]))
 
@@ -83,14 +83,8 @@ def read_entries(folder: GridFolder) -> list[Entry]:
             if strategy in BANKED:
                 key = (name.model, strategy, capacity, batch_size)
                 groups.setdefault(key, []).append(run)
-    models = list(MODEL_NAMES)
     order = sorted(
-        groups,
-        key=lambda key: (
-            BANKED.index(key[1]),
-            models.index(key[0]) if key[0] in models else len(models),
-            key[2],
-        ),
+        groups, key=lambda key: (BANKED.index(key[1]), position(key[0], MODEL_NAMES), key[2])
     )
     return [Entry(*key, tuple(groups[key])) for key in order]
 
@@ -102,7 +96,7 @@ def _table(entries: Sequence[Entry], folder: GridFolder) -> str:
     beside = bool(folder.facts.get("paper")) and entries[0].strategy == "cross_batch"
     heads = ["M", "#neg"]
     for model in models:
-        name = MODEL_NAMES.get(model, model)
+        name = model_title(model)
         heads += [f"{name}, {metric_name(key)}" for key in METRICS]
         heads += [f"{name}, paper's Recall / NDCG"] if beside else []
     best = _best(entries)
@@ -141,7 +135,7 @@ def _links(entries: Sequence[Entry], folder: GridFolder) -> str:
     """The runs behind each cell, by seed."""
     models = list(dict.fromkeys(entry.model for entry in entries))
     found = {(entry.capacity, entry.model): entry for entry in entries}
-    heads = ["Runs by seed: M", *(literal(MODEL_NAMES.get(model, model)) for model in models)]
+    heads = ["Runs by seed: M", *(literal(model_title(model)) for model in models)]
     lines = []
     for capacity in sorted({entry.capacity for entry in entries}):
         row = (found.get((capacity, model)) for model in models)
@@ -165,9 +159,15 @@ def _plots(entries: Sequence[Entry]) -> list[Plot]:
             if points:
                 lines.append(_line(strategy_title(strategy), strategy_color(strategy), points))
         if lines:
-            title = MODEL_NAMES.get(model, model)
             plots.append(
-                Plot("table2", title, "negatives per row", "Test recall@50, %", lines, log_x=True)
+                Plot(
+                    "table2",
+                    model_title(model),
+                    "negatives per row",
+                    "Test recall@50, %",
+                    lines,
+                    log_x=True,
+                )
             )
     return plots
 
@@ -185,7 +185,7 @@ def _line(title: str, color: int, points: Sequence[tuple[int, Estimate]]) -> Lin
     )
 
 
-def _record(entry: Entry) -> dict[str, Any]:
+def _row_numbers(entry: Entry) -> dict[str, Any]:
     return {
         "model": entry.model,
         "strategy": entry.strategy,
