@@ -1,16 +1,43 @@
-"""What functions compiled by numba share. They are optional: `available` says if there are any."""
+"""Operations that pay for themselves: compiled by numba, with their plain torch definitions.
 
-from functools import cache
-from importlib.util import find_spec
+Each file holds one operation: its definition in plain torch, the compiled form, and the
+`torch.autograd.Function` that joins the two. `OPS` lists them; one contract test drives all of them
+against their definitions. This is the only package that may import numba, and it does so when a
+compiled function is first called: everything here works, slower, with torch alone.
+"""
 
-HAS_NUMBA = find_spec("numba") is not None
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from crossbatch.kernels import (
+    distinct_ids,
+    gru,
+    history_mean,
+    known_columns,
+    routing,
+    sampled_softmax,
+    topk_scan,
+    unit_vectors,
+)
+from crossbatch.kernels.compiler import HAS_NUMBA, available, switched_off, usable
 
 
-@cache
-def available() -> bool:
-    """Whether numba is installed and compiled functions can reach torch's matrix products."""
-    if not HAS_NUMBA:
-        return False
-    from crossbatch.kernels.products import found
+class Operation(NamedTuple):
+    """An operation and what it must equal, arguments and gradients alike."""
 
-    return found()
+    run: Callable[..., Any]
+    definition: Callable[..., Any]
+
+
+OPS = {
+    "distinct_ids": Operation(distinct_ids.distinct_ids, distinct_ids.definition),
+    "gru_states": Operation(gru.gru_states, gru.definition),
+    "history_mean": Operation(history_mean.history_mean, history_mean.definition),
+    "known_columns": Operation(known_columns.known_columns, known_columns.definition),
+    "routed_interests": Operation(routing.routed_interests, routing.definition),
+    "sampled_softmax": Operation(sampled_softmax.sampled_softmax, sampled_softmax.definition),
+    "scores_above": Operation(topk_scan.scores_above, topk_scan.definition),
+    "unit_vectors": Operation(unit_vectors.unit_vectors, unit_vectors.definition),
+}
+
+__all__ = ["HAS_NUMBA", "OPS", "Operation", "available", "switched_off", "usable"]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from crossbatch import kernels
+from crossbatch.kernels.compiler import Array, array, compiled, usable
 
-Array = Any  # NumPy arrays, in the signature of the compiled function
 Found = tuple[Tensor, Tensor, Tensor]
 
 FEW_USERS = 16  # the compiled scan reads lines of users; with fewer, torch is faster
@@ -39,13 +35,13 @@ def scores_above(tile: Tensor, group: int, threshold: Tensor) -> Found:
         threshold: `[B]`, of the tile's dtype and device.
     """
     _check(tile, group, threshold)
-    if not (kernels.HAS_NUMBA and tile.is_cpu and tile.shape[2] >= FEW_USERS):
+    if tile.shape[2] < FEW_USERS or not usable(tile, threshold):
         return definition(tile, group, threshold)
     room = min(MAX_FOUND, len(tile) * tile.shape[2])
     users, items = torch.empty(2, room, dtype=torch.int64)
     scores, best = tile.new_empty(room), tile.new_empty(tile.shape[2])
-    arrays = [tensor.numpy() for tensor in (threshold.contiguous(), best, users, items, scores)]
-    count = _compiled()(tile.contiguous().numpy(), group, *arrays)
+    arrays = [array(threshold), *(tensor.numpy() for tensor in (best, users, items, scores))]
+    count = _scan(array(tile), group, *arrays)
     if count < 0:
         return definition(tile, group, threshold)
     return users[:count].clone(), items[:count].clone(), scores[:count].clone()
@@ -67,13 +63,7 @@ def _check(tile: Tensor, group: int, threshold: Tensor) -> None:
         )
 
 
-@cache
-def _compiled() -> Any:
-    from numba import njit
-
-    return njit(cache=True, error_model="numpy", nogil=True)(_scan)
-
-
+@compiled
 def _scan(
     tile: Array,
     group: int,

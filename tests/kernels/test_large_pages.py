@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from crossbatch.kernels import pages
+from crossbatch.kernels import large_pages
 
 CHOICE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -21,7 +21,7 @@ def huge_kilobytes():
 @pytest.mark.parametrize("rows", [3, 200_000])
 def test_a_tensor_is_returned_as_it_was_given(rows):
     given = torch.empty(rows, 64)
-    found = pages.on_large_pages(given)
+    found = large_pages.on_large_pages(given)
     assert found is given
     found.fill_(2.0)
     assert float(found.sum()) == 2.0 * rows * 64
@@ -33,12 +33,12 @@ def test_a_tensor_is_returned_as_it_was_given(rows):
 )
 def test_the_system_is_asked():
     before = huge_kilobytes()
-    table = pages.on_large_pages(torch.empty(1_000_000, 64)).zero_()
+    table = large_pages.on_large_pages(torch.empty(1_000_000, 64)).zero_()
     assert huge_kilobytes() > before
     assert not table.any()
 
 
 def test_a_system_without_them_is_left_alone(monkeypatch):
-    monkeypatch.setattr(pages, "ADVICE", None)
+    monkeypatch.setattr(large_pages, "ADVICE", None)
     table = torch.empty(200_000, 64)
-    assert pages.on_large_pages(table) is table
+    assert large_pages.on_large_pages(table) is table

@@ -1,11 +1,11 @@
-"""Products inside compiled functions against float64, for views and shapes of all kinds."""
+"""What compiled functions are built from, against float64: products and exponentials."""
 
 import numpy as np
 import pytest
 
 from crossbatch import kernels
 
-products = pytest.importorskip("crossbatch.kernels.products", reason="needs numba")
+intrinsics = pytest.importorskip("crossbatch.kernels.intrinsics", reason="needs numba")
 pytestmark = pytest.mark.skipif(not kernels.available(), reason="torch hides its products")
 
 SHAPES = [(1, 1, 1), (5, 3, 2), (64, 7, 33), (128, 64, 130)]
@@ -30,7 +30,7 @@ def test_products_are_those_of_float64(m, k, n, wide, keep):
     for name, (a, b, truth) in cases.items():
         out = np.zeros((m, n + wide), dtype=np.float32)[:, :n]
         out[:] = before
-        getattr(products, name)(a, b, out, keep)
+        getattr(intrinsics, name)(a, b, out, keep)
         expected = truth(a.astype(np.float64), b.astype(np.float64)) + keep * before
         np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4, err_msg=name)
 
@@ -38,18 +38,53 @@ def test_products_are_those_of_float64(m, k, n, wide, keep):
 def test_what_was_there_is_not_read_unless_kept():
     out = np.full((2, 2), np.nan, dtype=np.float32)
     a = np.eye(2, dtype=np.float32)
-    products.product(a, a, out, 0)
+    intrinsics.product(a, a, out, 0)
     np.testing.assert_array_equal(out, np.eye(2))
 
 
 def test_columns_beyond_a_view_are_left_alone():
     wide = np.full((4, 6), 7, dtype=np.float32)
-    products.product(numbers(4, 3), numbers(3, 2), wide[:, 1:3], 0)
+    intrinsics.product(numbers(4, 3), numbers(3, 2), wide[:, 1:3], 0)
     assert (wide[:, 0] == 7).all()
     assert (wide[:, 3:] == 7).all()
 
 
 def test_nothing_times_something_is_nothing():
     out = np.zeros((0, 4), dtype=np.float32)
-    products.product(numbers(0, 3), numbers(3, 4), out, 0)
+    intrinsics.product(numbers(0, 3), numbers(3, 4), out, 0)
     assert out.shape == (0, 4)
+
+
+def over(function):
+    """The function of arrays; warnings of branches that are not taken are silenced."""
+    from numba import vectorize
+
+    return np.errstate(all="ignore")(vectorize(["float32(float32)"])(lambda x: function(x)))
+
+
+@pytest.mark.parametrize(
+    ("name", "truth"),
+    [
+        ("exponential", np.exp),
+        ("sigmoid", lambda x: 1 / (1 + np.exp(-x))),
+        ("tanh", np.tanh),
+    ],
+)
+def test_functions_are_those_of_float64(name, truth):
+    small = np.geomspace(1e-6, 1, 500)
+    x = np.concatenate([np.linspace(-86, 86, 4001), -small, small, [0.0]]).astype(np.float32)
+    np.testing.assert_allclose(
+        over(getattr(intrinsics, name))(x), truth(x.astype(np.float64)), rtol=1e-6, atol=1e-37
+    )
+
+
+def test_far_out():
+    assert over(intrinsics.exponential)(np.float32(-np.inf)) == 0
+    far = np.array([-1e30, -200, 200, 1e30], dtype=np.float32)
+    np.testing.assert_allclose(over(intrinsics.sigmoid)(far), [0, 0, 1, 1], atol=1e-37)
+    np.testing.assert_array_equal(over(intrinsics.tanh)(far), [-1, -1, 1, 1])
+
+
+@pytest.mark.parametrize("name", ["exponential", "sigmoid", "tanh"])
+def test_nan_stays_nan(name):
+    assert np.isnan(over(getattr(intrinsics, name))(np.float32(np.nan)))

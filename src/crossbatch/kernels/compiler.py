@@ -1,0 +1,143 @@
+"""`compiled`: functions that numba compiles when they are first called, where it is installed.
+
+    @compiled
+    def total(values):
+        ...
+
+Importing a file of such functions imports neither numba nor NumPy, so that an operation and its
+plain torch definition can stand in one file that works with torch alone.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import cache, cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+np: Any = None  # where there is torch alone, compiled functions are never called
+if find_spec("numpy") is not None:
+    np = import_module("numpy")
+
+Array = Any  # NumPy arrays, in the signatures of compiled functions
+HAS_NUMBA = find_spec("numba") is not None and np is not None
+PLAIN_TYPES = (torch.float32, torch.int64, torch.bool)
+
+_switched_off = False
+
+
+class Compiled:
+    """A function that is compiled at its first call, and whose machine code is kept on disk.
+
+    Args:
+        function: In the subset of Python that numba compiles. Other compiled functions of its
+            module are called by their names.
+        options: Further options of `numba.njit`, such as `fastmath`.
+    """
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self.function, self.options = function, options
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Compile if need be, and run."""
+        return self.resolved(*arguments)
+
+    @cached_property
+    def resolved(self) -> Any:
+        """What numba made of the function."""
+        import numba
+
+        names = self.function.__globals__
+        # numba must find its own kind of function behind the names that this one calls.
+        for name in self.function.__code__.co_names:
+            if isinstance(names.get(name), Compiled | Intrinsic):
+                names[name] = names[name].resolved
+        compile_ = numba.njit(cache=True, error_model="numpy", nogil=True, **self.options)
+        return compile_(self.function)
+
+
+class Intrinsic:
+    """A function of `kernels.intrinsics`, which imports numba: found when it is first needed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @cached_property
+    def resolved(self) -> Any:
+        """The function itself."""
+        return getattr(import_module("crossbatch.kernels.intrinsics"), self.name)
+
+
+def intrinsic(name: str) -> Any:
+    """A function of `kernels.intrinsics`, for compiled functions to call."""
+    return Intrinsic(name)
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compile a function at its first call; multiplications and additions may be fused."""
+    return Compiled(function, fastmath={"contract"})
+
+
+def compiled_reordered(function: Callable[..., Any]) -> Any:
+    """As `compiled`; sums may also be taken in another order, which lets loops be vectorised."""
+    return Compiled(function, fastmath={"contract", "reassoc"})
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """As `compiled`, as a part of each function that calls it."""
+    return Compiled(function, fastmath={"contract"}, inline="always")
+
+
+@cache
+def available() -> bool:
+    """Whether numba is installed and compiled functions can call torch's matrix products."""
+    if not HAS_NUMBA:
+        return False
+    found: bool = import_module("crossbatch.kernels.intrinsics").find_matrix_product()
+    return found
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether a compiled function can work on these tensors.
+
+    They must be on a CPU, float32, int64 or bool; under `torch.compile`, `torch.export` and
+    autocast the plain definition is what is traced.
+    """
+    if _switched_off or not HAS_NUMBA or torch.compiler.is_compiling():
+        return False
+    if torch.is_autocast_enabled("cpu"):
+        return False
+    return all(t.is_cpu and t.dtype in PLAIN_TYPES for t in tensors) and available()
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """Use the plain torch definitions inside, as if numba were not installed."""
+    global _switched_off
+    before, _switched_off = _switched_off, True
+    try:
+        yield
+    finally:
+        _switched_off = before
+
+
+def array(tensor: Tensor) -> Array:
+    """The tensor as a NumPy array without gaps: its own memory, or a copy where it has some."""
+    return tensor.detach().contiguous().numpy()
+
+
+def check_ids(**ids: Tensor) -> None:
+    """Raise `ValueError` for the first argument that is not one row of int64."""
+    for name, value in ids.items():
+        if value.dtype != torch.int64 or value.dim() != 1:
+            raise ValueError(
+                f"{name} must be one row of int64, got {value.dtype} of shape {list(value.shape)}"
+            )
