@@ -29,17 +29,6 @@ MAY_IMPORT = {
 }
 TORCH_ONLY = {"negatives", "models", "retrieval"}
 IN_FUNCTIONS = {"faiss", "hnswlib"}  # the torch-only packages import these where they use them
-# Files that hand arrays to compiled functions; only training imports them.
-NUMPY_VIEWS = {
-    "content_passes",
-    "direct",
-    "history_readers",
-    "item_passes",
-    "pass_parts",
-    "passes",
-    "profile_pass",
-    "sequence_passes",
-}
 # Modules that must be importable without some packages.
 WITHOUT = {
     "crossbatch.negatives": ("numpy", "numba", "polars", "safetensors", "rich", "typer"),
@@ -81,7 +70,7 @@ def package_of(path):
 
 def is_kernel(path):
     """Whether a file holds functions that numba compiles."""
-    return package_of(path) == "kernels" or path.stem.endswith(("_kernel", "_kernels"))
+    return package_of(path) == "kernels"
 
 
 EVERY_FILE = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -107,17 +96,6 @@ def test_numba_is_imported_by_kernels_alone(path):
     assert not found or is_kernel(path)
 
 
-@EVERY_FILE
-def test_kernels_are_imported_where_they_are_used(path):
-    """Outside `kernels/`, so that a package can be imported without numba."""
-    if is_kernel(path) or package_of(path) == "kernels":
-        return
-    for module, at_import in imports(path):
-        name = module.split(".")[-1]
-        lazy = module.startswith("crossbatch.") and name.endswith("_kernel")
-        assert not (lazy and at_import), f"import {module} inside the function that uses it"
-
-
 @pytest.mark.parametrize(
     "path",
     [path for path in FILES if package_of(path) in TORCH_ONLY and not is_kernel(path)],
@@ -128,8 +106,6 @@ def test_some_packages_need_torch_alone(path):
         top = module.split(".")[0]
         if top in IN_FUNCTIONS:
             assert not at_import, f"import {module} inside the function that uses it"
-        elif top == "numpy" and path.stem in NUMPY_VIEWS:
-            continue
         else:
             assert top in STANDARD | {"torch", "crossbatch"}, f"{path} imports {module}"
 

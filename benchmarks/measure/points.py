@@ -10,8 +10,7 @@ import torch
 from crossbatch.data import Batch
 from crossbatch.models import FeatureTable, build_model
 from crossbatch.negatives import SAMPLERS, Candidates, Corpus, CrossBatchSampler
-from crossbatch.training.direct import DirectTrainer
-from crossbatch.training.optimizer import Adam
+from crossbatch.training.optimizers import Adam
 from crossbatch.training.step import Trainer
 from measure.floor import HIDDEN, Shape
 from measure.shape import sampler_options, tower_options
@@ -71,7 +70,7 @@ class Point:
         if isinstance(sampler, CrossBatchSampler) and shape.M:
             ids = popular(self.num_items, shape.M)
             sampler.bank.enqueue(Candidates(torch.randn(shape.M, shape.d), ids, sampler.log_q(ids)))
-        trainer = DirectTrainer.of(Trainer(towers, sampler, Adam(towers, semantics="lazy")))
+        trainer = Trainer(towers, sampler, Adam(towers, semantics="lazy"))
         batches = self._batches()
         return lambda: trainer.train_step(next(batches))
 

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from crossbatch.models import ComiRecSA
+from crossbatch.models.history import PaddedHistory
 
 LENGTHS = [6, 1, 0, 3]
 
@@ -16,7 +17,7 @@ def test_equals_the_definition(positions):
     first, _, second = tower.attention
     history = torch.randn(4, 6, 8).double()
     mask = torch.arange(6) < torch.tensor(LENGTHS)[:, None]
-    interests = tower(history, mask).detach().numpy()
+    interests = tower(PaddedHistory(history, mask)).detach().numpy()
     for row, length, users in zip(history.numpy(), LENGTHS, interests, strict=True):
         expected = np.zeros((3, 8))
         energies = []
@@ -37,5 +38,5 @@ def test_attention_layer_is_four_times_as_wide():
 
 def test_one_item_is_every_interest():
     history = torch.randn(1, 1, 8)
-    interests = ComiRecSA(8)(history, torch.ones(1, 1, dtype=torch.bool))
+    interests = ComiRecSA(8)(PaddedHistory(history, torch.ones(1, 1, dtype=torch.bool)))
     torch.testing.assert_close(interests, history.expand(1, 4, 8))

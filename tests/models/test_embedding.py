@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from crossbatch.models import EmbeddingTable
-from crossbatch.models.embedding import side_by_side
+from crossbatch.models.embedding import read_side_by_side
 
 
 def test_reads_rows_of_any_shape():
@@ -47,12 +47,12 @@ def test_mean_of_bags():
     assert w.grad.is_sparse
 
 
-class Keeper:
+class Recorder:
     """Sets rows to 7 when they are about to be read, and remembers the reads."""
 
     def __init__(self, table):
         self.table, self.seen, self.reads = table, [], []
-        table.keeper = self
+        table.row_optimizer = self
 
     def before_read(self, ids):
         self.seen.append(ids.tolist())
@@ -65,41 +65,38 @@ class Keeper:
 
 READS = {
     "rows": (lambda table: table(torch.tensor([[4, 0], [4, 5]])), [4, 0, 4, 5]),
-    "sum": (lambda table: table.sum(torch.tensor([[4, 0], [4, 5]])), [4, 0, 4, 5]),
     "mean": (lambda table: table.mean(torch.tensor([1, 2, 1]), torch.tensor([0, 0, 2])), [1, 2, 1]),
 }
 
 
 @pytest.mark.parametrize(("read", "ids"), READS.values(), ids=READS)
-def test_keeper_hears_of_a_read_before_it_happens(read, ids):
+def test_recorder_hears_of_a_read_before_it_happens(read, ids):
     table = EmbeddingTable(10, 2)
-    keeper = Keeper(table)
+    recorder = Recorder(table)
     read(table)
-    assert keeper.seen == [ids]
-    assert keeper.reads[0].ids.tolist() == ids
+    assert recorder.seen == [ids]
+    assert recorder.reads[0].ids.tolist() == ids
 
 
 @pytest.mark.parametrize("read", [read for read, _ in READS.values()], ids=READS)
 def test_gradients_of_reads_add_up_to_the_gradient_of_the_weight(read):
-    """What a keeper gets is what autograd would have put into `weight.grad`."""
+    """What a recorder gets is what autograd would have put into `weight.grad`."""
     table = EmbeddingTable(10, 3, padding_row=0)
     values = read(table)
     weight = torch.randn_like(values)
     (values * weight).sum().backward()
     expected = table.weight.grad.to_dense()
     table.weight.grad = None
-    keeper = Keeper(table)
-    keeper.before_read = lambda ids: None
+    recorder = Recorder(table)
+    recorder.before_read = lambda ids: None
     torch.testing.assert_close(read(table), values)
     (read(table) * weight).sum().backward()
     found = torch.zeros(10, 3)
-    for reading in keeper.reads:
+    for reading in recorder.reads:
         if (gradient := reading.gradient) is not None:
-            by_number = isinstance(reading.bags, int)
-            places = torch.arange(len(reading.ids)) // reading.bags if by_number else reading.bags
-            gradient = gradient[places]
+            gradient = gradient if reading.bags is None else gradient[reading.bags]
             found.index_add_(0, reading.ids, gradient)
-    found[0] = 0  # padding is the keeper's to leave alone
+    found[0] = 0  # the optimiser leaves padding alone
     torch.testing.assert_close(found, expected)
     assert table.weight.grad is None
 
@@ -108,37 +105,37 @@ def test_tables_read_side_by_side_get_the_gradients_that_a_concatenation_gives()
     tables = [EmbeddingTable(10, 3, padding_row=0), EmbeddingTable(7, 5)]
     ids = [torch.tensor([4, 0, 4, 5]), torch.tensor([6, 6, 0, 1])]
     lookups = list(zip(tables, ids, strict=True))
-    joined = side_by_side(lookups)
+    joined = read_side_by_side(lookups)
     assert torch.equal(joined, torch.cat([table(i) for table, i in lookups], dim=1))
     weight = torch.randn(4, 8)
     (joined * weight).sum().backward()
     expected = [table.weight.grad.to_dense() for table in tables]
-    keepers = [Keeper(table) for table in tables]
-    again = side_by_side(lookups)
-    assert (again == 7).all()  # the keepers heard of it before
+    recorders = [Recorder(table) for table in tables]
+    again = read_side_by_side(lookups)
+    assert (again == 7).all()  # the recorders were told before the read
     (again * weight).sum().backward()
-    for keeper, table_ids, truth in zip(keepers, ids, expected, strict=True):
-        assert keeper.seen == [table_ids.tolist()]
-        (read,) = keeper.reads
+    for recorder, table_ids, truth in zip(recorders, ids, expected, strict=True):
+        assert recorder.seen == [table_ids.tolist()]
+        (read,) = recorder.reads
         found = torch.zeros_like(truth).index_add_(0, read.ids, read.gradient)
         if truth.shape[1] == 3:
-            found[0] = 0  # padding is the keeper's to leave alone
+            found[0] = 0  # the optimiser leaves padding alone
         torch.testing.assert_close(found, truth)
 
 
 def test_reads_without_gradient_are_not_remembered():
     table = EmbeddingTable(10, 2)
-    keeper = Keeper(table)
+    recorder = Recorder(table)
     with torch.no_grad():
         table(torch.tensor([1]))
-    assert keeper.reads == []
+    assert recorder.reads == []
 
 
-def test_copies_and_states_leave_the_keeper_behind():
+def test_copies_and_states_leave_the_recorder_behind():
     table = EmbeddingTable(10, 2)
-    Keeper(table)
-    assert copy.deepcopy(table).keeper is None
-    assert table.keeper is not None
+    Recorder(table)
+    assert copy.deepcopy(table).row_optimizer is None
+    assert table.row_optimizer is not None
     assert list(table.state_dict()) == ["weight"]
 
 

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from crossbatch.models import GRU4Rec
+from crossbatch.models.history import PaddedHistory
 
 LENGTHS = [6, 1, 0, 3, 5, 6]
 
@@ -52,13 +53,15 @@ def test_equals_tf1s_gru_cell(h, batch):
     if h != 8:
         layer = tower.projection
         states = states @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
-    np.testing.assert_allclose(tower(history, mask)[:, 0].detach(), states, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        tower(PaddedHistory(history, mask))[:, 0].detach(), states, rtol=0, atol=1e-12
+    )
 
 
 def test_reset_after_equals_torchs_gru_on_each_row_alone(batch):
     tower = double_tower(None, reset_before=False)
     history, mask = batch
-    users = tower(history, mask)[:, 0]
+    users = tower(PaddedHistory(history, mask))[:, 0]
     for user, row, length in zip(users, history, LENGTHS, strict=True):
         alone = tower.gru.gru(row[None, :length])[1][0, 0] if length else torch.zeros(8).double()
         torch.testing.assert_close(user, alone)
@@ -74,18 +77,18 @@ def test_the_two_forms_differ():
         after.gru.gru.bias_ih_l0.copy_(before.gru.bias)
         after.gru.gru.bias_hh_l0.zero_()
     history, mask = torch.randn(2, 2, 8).double(), torch.ones(2, 2, dtype=torch.bool)
-    torch.testing.assert_close(
-        before(history[:, :1], mask[:, :1]), after(history[:, :1], mask[:, :1])
-    )
-    assert (before(history, mask) - after(history, mask)).abs().max() > 1e-3
+    one = PaddedHistory(history[:, :1], mask[:, :1])
+    torch.testing.assert_close(before(one), after(one))
+    both = PaddedHistory(history, mask)
+    assert (before(both) - after(both)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("reset_before", [True, False])
-def test_unrolled_equals_packed(reset_before, batch):
+def test_padded_equals_ragged(reset_before, batch):
     tower = double_tower(None, reset_before=reset_before)
     history, mask = batch
-    unrolled = tower.gru.unrolled(history, mask).masked_fill(~mask[:, :1], 0.0)
-    torch.testing.assert_close(unrolled, tower(history, mask)[:, 0])
+    unrolled = tower.gru.padded(history, mask).masked_fill(~mask[:, :1], 0.0)
+    torch.testing.assert_close(unrolled, tower(PaddedHistory(history, mask))[:, 0])
 
 
 @pytest.mark.parametrize("reset_before", [True, False])

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from crossbatch.kernels.routing import routing_weights
 from crossbatch.models import MIND, MODELS, EmbeddingTable, ItemTower, build_model
+from crossbatch.models.history import PaddedHistory
 from crossbatch.models.readout import READOUTS
-from crossbatch.models.routing import routing_weights
 
 
 def test_pitfall_17_routing_softmax_over_positions():
@@ -20,7 +21,7 @@ def test_pitfall_17_within_the_tower():
     tower = MIND(3, interests=4, iterations=1, relu=False, bias=False)
     torch.nn.init.eye_(tower.bilinear.weight)
     history = torch.rand(2, 5, 3)
-    capsules = tower(history, torch.ones(2, 5, dtype=torch.bool))
+    capsules = tower(PaddedHistory(history, torch.ones(2, 5, dtype=torch.bool)))
     length = capsules.norm(dim=-1, keepdim=True)  # n² / (1 + n²) for a sum of length n
     unsquashed = capsules / length * (length / (1 - length)).sqrt()
     torch.testing.assert_close(unsquashed.sum(dim=1), history.sum(dim=1), atol=1e-4, rtol=1e-4)
@@ -62,9 +63,9 @@ def test_pitfall_19_and_20_towers_ignore_vectors_at_padding(name):
     torch.manual_seed(0)
     tower = MODELS[name](16).eval()
     vectors, mask = torch.randn(3, 6, 16), torch.arange(6) < torch.tensor([[6], [2], [0]])
-    clean = tower(vectors * mask[:, :, None], mask)
-    torch.testing.assert_close(tower(vectors, mask), clean, atol=1e-6, rtol=1e-5)
-    short = tower(vectors[1:2, :2], mask[1:2, :2])
+    clean = tower(PaddedHistory(vectors * mask[:, :, None], mask))
+    torch.testing.assert_close(tower(PaddedHistory(vectors, mask)), clean, atol=1e-6, rtol=1e-5)
+    short = tower(PaddedHistory(vectors[1:2, :2], mask[1:2, :2]))
     torch.testing.assert_close(clean[1:2], short, atol=1e-6, rtol=1e-5)
 
 

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from crossbatch.models import SASRec
+from crossbatch.models.history import PaddedHistory
 
 
 def torch_layers(tower: SASRec) -> list[nn.TransformerEncoderLayer]:
@@ -31,7 +32,7 @@ def test_equals_torchs_encoder_on_each_row_alone(heads):
     for parameter in tower.parameters():
         nn.init.normal_(parameter, std=0.5)
     history, lengths = torch.randn(4, 6, 8).double(), [6, 1, 0, 3]
-    users = tower(history, torch.arange(6) < torch.tensor(lengths)[:, None])[:, 0]
+    users = tower(PaddedHistory(history, torch.arange(6) < torch.tensor(lengths)[:, None]))[:, 0]
     for user, row, length in zip(users, history, lengths, strict=True):
         if length == 0:
             assert torch.equal(user, torch.zeros(8).double())
@@ -48,7 +49,9 @@ def test_order_matters():
     torch.manual_seed(0)
     tower, history = SASRec(8).eval(), torch.randn(1, 5, 8)
     mask = torch.ones(1, 5, dtype=torch.bool)
-    assert not torch.allclose(tower(history, mask), tower(history.flip(1), mask), atol=1e-3)
+    assert not torch.allclose(
+        tower(PaddedHistory(history, mask)), tower(PaddedHistory(history.flip(1), mask)), atol=1e-3
+    )
 
 
 @pytest.mark.parametrize(

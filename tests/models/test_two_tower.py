@@ -10,6 +10,7 @@ from crossbatch.models import (
     YouTubeDNN,
     build_model,
 )
+from crossbatch.models.history import real_items
 
 NUM_ITEMS, DIM = 50, 8
 
@@ -34,14 +35,15 @@ class SumTower(nn.Module):
         super().__init__()
         self.layer = nn.Linear(DIM, DIM)
 
-    def forward(self, vectors, mask):
-        return self.layer(vectors.sum(dim=1))
+    def forward(self, history):
+        return self.layer(history.padded()[0].sum(dim=1))
 
 
 class FirstAndLast(nn.Module):
     """A foreign tower of two interests, without a readout of its own."""
 
-    def forward(self, vectors, mask):
+    def forward(self, history):
+        vectors, mask = history.padded()
         last = mask.sum(dim=1).sub(1).clamp_min(0)
         return torch.stack([vectors[:, 0], vectors[torch.arange(len(last)), last]], dim=1)
 
@@ -69,16 +71,15 @@ def test_a_history_with_content_has_what_the_items_layers_see(tags, id_dim):
     tower = ItemTower(NUM_ITEMS, DIM, features={"tag": tags}, id_dim=id_dim, hidden=(4,))
     model = TwoTower(tower, YouTubeDNN(DIM, input_dim=id_dim + 32), history="content")
     history = torch.tensor([[4, 9, 0], [0, 0, 0]])
-    vectors = model.read_history(history, history != 0)
-    assert vectors.shape == (2, 3, id_dim + 32)
+    vectors, _ = model._read_history(history[history != 0], torch.tensor([2, 2])).padded()
+    assert vectors.shape == (2, 2, id_dim + 32)
     for place, item in ((0, 4), (1, 9)):
         by_hand = torch.cat(
             [tower.table.weight[item], tower.content.encoders[0].embedding.weight[item % 3]]
         )
         assert torch.equal(vectors[0, place], by_hand)
-    assert not vectors[0, 2].any()  # not the vector of category 0
-    assert not vectors[1].any()
-    assert torch.equal(model.described(torch.tensor([4])), vectors[:1, 0])
+    assert not vectors[1].any()  # not the vector of category 0
+    assert torch.equal(model.describe(torch.tensor([4])), vectors[:1, 0])
 
 
 def test_padding_teaches_no_category(tags):
@@ -106,10 +107,9 @@ def test_history_through_the_item_tower_encodes_each_distinct_item_once():
     tower = CountingTower()
     model = TwoTower(tower, SumTower(), history="item_tower")
     history = torch.tensor([[5, 3, 5, 0], [3, 3, 0, 0], [0, 0, 0, 0]])
-    vectors = model.read_history(history, history != 0)
+    vectors = model._read_history(*real_items(history)).items
     assert tower.asked == [[3, 5]]
-    expected = tower.embedding.weight[history] * (history != 0).unsqueeze(-1)
-    assert torch.equal(vectors, expected)
+    assert torch.equal(vectors, tower.embedding.weight[[5, 3, 5, 3, 3]])
 
 
 def test_the_two_sources_agree_for_a_bare_table(make_history):
@@ -216,9 +216,8 @@ def test_foreign_item_tower_may_lend_its_table():
 
     model = TwoTower(Tower(), FirstAndLast())
     history = torch.tensor([[3, 0]])
-    vectors = model.read_history(history, history != 0)
-    assert torch.equal(vectors[0, 0], model.item_tower.table.weight[3])
-    assert torch.equal(vectors[0, 1], torch.zeros(DIM))  # whatever its row 0 holds
+    assert torch.equal(model.users(history)[0, 0], model.item_tower.table.weight[3])
+    assert torch.equal(model.describe(torch.tensor([3]))[0], model.item_tower.table.weight[3])
 
 
 @pytest.mark.parametrize(

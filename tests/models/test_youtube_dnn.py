@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from crossbatch.models import YouTubeDNN
+from crossbatch.models.history import PaddedHistory
 
 
 def reference(tower: YouTubeDNN, history: np.ndarray, lengths: list[int]) -> np.ndarray:
@@ -29,7 +30,9 @@ def test_equals_the_definition(hidden, relu):
     history, lengths = torch.randn(5, 6, 8, dtype=torch.float64), [6, 1, 0, 3, 5]
     mask = torch.arange(6) < torch.tensor(lengths)[:, None]
     expected = reference(tower, history.numpy(), lengths)
-    np.testing.assert_allclose(tower(history, mask)[:, 0].detach(), expected, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(
+        tower(PaddedHistory(history, mask))[:, 0].detach(), expected, rtol=0, atol=1e-8
+    )
 
 
 def test_default_is_one_linear_layer_with_zero_bias():
@@ -39,7 +42,9 @@ def test_default_is_one_linear_layer_with_zero_bias():
     assert torch.equal(layer.bias, torch.zeros(64))
     limit = (6 / 128) ** 0.5
     assert 0.95 * limit < layer.weight.abs().max() <= limit
-    assert (tower(torch.randn(4, 3, 64), torch.ones(4, 3, dtype=torch.bool)) < 0).any()  # no ReLU
+    assert (
+        tower(PaddedHistory(torch.randn(4, 3, 64), torch.ones(4, 3, dtype=torch.bool))) < 0
+    ).any()  # no ReLU
 
 
 def test_hand_value():
@@ -50,7 +55,7 @@ def test_hand_value():
     history = torch.tensor([[[1.0, 0.0], [3.0, 2.0], [9.0, 9.0]]])
     mask = torch.tensor([[True, True, False]])
     # mean (2, 1); first: 2 + 2·1 + 0.5, second: -1
-    torch.testing.assert_close(tower(history, mask), torch.tensor([[[4.5, -1.0]]]))
+    torch.testing.assert_close(tower(PaddedHistory(history, mask)), torch.tensor([[[4.5, -1.0]]]))
 
 
 def test_rejects_an_impossible_width():

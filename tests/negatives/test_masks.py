@@ -1,12 +1,14 @@
 import itertools
+from contextlib import nullcontext
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossbatch.negatives import Candidates, known_positives_mask, masks
-from crossbatch.negatives.masks import MASKS, drop_matches_
+from crossbatch.kernels import switched_off
+from crossbatch.negatives import Candidates, known_positives_mask
+from crossbatch.negatives.masks import MASKS
 
 
 def columns(ids, *, cached=False):
@@ -55,22 +57,6 @@ def test_none_drops_nothing_where_the_batch_is_no_column():
 IDS = st.lists(st.integers(-3, 6), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=150)
-@given(row_keys=IDS, column_keys=st.lists(st.integers(-3, 6), max_size=12))
-def test_the_table_of_last_bits_finds_every_match(row_keys, column_keys):
-    logits = torch.zeros(len(row_keys), len(column_keys))
-    rows, cols = torch.tensor(row_keys), torch.tensor(column_keys, dtype=torch.int64)
-    drop_matches_(logits, rows, cols)
-    expected = [[a == b for b in column_keys] for a in row_keys]
-    assert torch.isneginf(logits).tolist() == expected
-
-
-def test_keys_with_equal_last_bits_are_told_apart():
-    rows, columns_ = torch.tensor([5, 5 + 2**40]), torch.tensor([5 + 2**20, 5, 5 + 2**40])
-    dropped_ = torch.isneginf(drop_matches_(torch.zeros(2, 3), rows, columns_))
-    assert dropped_.tolist() == [[False, True, False], [False, False, True]]
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     known=st.lists(st.lists(st.integers(-1, 6), min_size=3, max_size=3), min_size=1, max_size=5),
@@ -90,9 +76,7 @@ def test_known_positives_against_a_loop(known, column_ids):
 def test_known_positives_end_to_end_against_a_loop(known, column_ids, compiled):
     ids = torch.tensor([i for row in known for i in row], dtype=torch.int64)
     offsets = torch.tensor([0, *itertools.accumulate(map(len, known))])
-    with pytest.MonkeyPatch.context() as patch:
-        if not compiled:
-            patch.setattr(masks, "HAS_NUMBA", False)
+    with nullcontext() if compiled else switched_off():
         columns_ = torch.tensor(column_ids, dtype=torch.int64)
         got = known_positives_mask(ids, columns_, offsets)
     assert got.tolist() == [[i in row for i in column_ids] for row in known]

@@ -1,11 +1,12 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crossbatch import kernels
 from crossbatch.config import Recipe
 from crossbatch.data import Dataset, PrepareOptions, open_dataset, prepare
 from crossbatch.data.synthetic import SynthOptions, synthetic_source
+from crossbatch.kernels import switched_off
 
 
 @pytest.fixture(scope="session")
@@ -35,12 +36,14 @@ RECIPE = Recipe.from_dict(
 
 
 @pytest.fixture(params=["torch", "numba"])
-def with_and_without_numba(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test holds for both ways to the same numbers."""
+def with_and_without_numba(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The test holds for compiled operations and for their definitions in torch."""
     if request.param == "numba":
         pytest.importorskip("numba")
+        yield
     else:
-        monkeypatch.setattr(kernels, "HAS_NUMBA", False)
+        with switched_off():
+            yield
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from .comirec_sa import ComiRecSA
 from .embedding import EmbeddingTable
 from .features import FEATURE_ENCODERS, FeatureTable
 from .gru4rec import GRU4Rec
+from .history import History
 from .item_tower import ItemTower
 from .mind import MIND
 from .sasrec import SASRec
@@ -25,6 +26,7 @@ __all__ = [
     "EmbeddingTable",
     "FeatureTable",
     "GRU4Rec",
+    "History",
     "ItemTower",
     "SASRec",
     "TwoTower",

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from .checks import check_at_least_one, check_choice, input_width
 from .dense import dense_layer
 from .embedding import EmbeddingTable
+from .history import History
 from .readout import READOUTS
 
 
@@ -47,19 +48,20 @@ class ComiRecSA(nn.Module):
             dense_layer(dim, hidden_size), nn.Tanh(), dense_layer(hidden_size, interests)
         )
 
-    def forward(self, history: Tensor, mask: Tensor) -> Tensor:
-        """Interests `[B, K, d]` of histories `[B, L, w]` with mask `[B, L]`."""
-        history = self.narrow(history)
-        placed = history
+    def forward(self, history: History) -> Tensor:
+        """Interests `[B, K, d]`."""
+        vectors, mask = history.padded()
+        items = self.narrow(vectors)
+        placed = items
         if self.positions is not None:
-            order = torch.arange(history.shape[1], device=history.device)
-            placed = history + self.positions(order.clamp_max(self.max_length - 1))
+            order = torch.arange(items.shape[1], device=items.device)
+            placed = items + self.positions(order.clamp_max(self.max_length - 1))
         logits = self.attention(placed).transpose(1, 2)  # [B, K, L]
         padding = ~mask.unsqueeze(1)
-        # The lowest finite number: a row of -inf would make an empty history NaN.
+        # The lowest finite number: a row of -inf would make an empty items NaN.
         weights = logits.masked_fill(padding, torch.finfo(logits.dtype).min).softmax(dim=2)
         weights = weights.masked_fill(padding, 0.0)
-        return torch.bmm(weights.to(history.dtype), history)
+        return torch.bmm(weights.to(items.dtype), items)
 
     def select(self, interests: Tensor, target: Tensor) -> Tensor:
         """The vector `[B, d]` of interests `[B, K, d]` that answers for targets `[B, d]`."""

@@ -1,4 +1,4 @@
-"""The one place where a big table is read, so that an optimiser can keep its cost to the rows read.
+"""Embedding tables whose rows an optimiser can update at the cost of the rows read.
 
 table = EmbeddingTable(num_items + 1, 64, padding_row=0)
 vectors = table(item_ids)
@@ -6,61 +6,30 @@ vectors = table(item_ids)
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crossbatch.kernels.pages import on_large_pages
+from crossbatch.kernels.large_pages import on_large_pages
+from crossbatch.kernels.row_updates import RowRead
 
 from .checks import check_at_least_one
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Read:
-    """Rows that a forward pass took from a table.
-
-    Attributes:
-        ids: `[n]` rows of the table.
-        bags: `[n]` the sum that each row went into; or how many consecutive rows each sum is of.
-        leaf: `[m, >= d]` what the towers saw, a leaf of autograd's graph. Or, where the way back
-            was gone without a graph, the gradient itself (`given`).
-        columns: Those of `leaf` that are of this table; others are of tables read beside it.
-        given: Whether `leaf` is the gradient.
-    """
-
-    ids: Tensor
-    bags: Tensor | int
-    leaf: Tensor
-    columns: slice = field(default_factory=lambda: slice(None))
-    given: bool = False
-
-    @property
-    def wide_gradient(self) -> Tensor | None:
-        """`[m, >= d]` gradient of all columns of `leaf`; None where none has come."""
-        return self.leaf if self.given else self.leaf.grad
-
-    @property
-    def gradient(self) -> Tensor | None:
-        """`[m, d]` gradient of the rows or of their sums; None where none has come."""
-        wide = self.wide_gradient
-        return None if wide is None else wide[:, self.columns]
-
-
-class RowKeeper(Protocol):
-    """An optimiser that looks after single rows of a table."""
+class RowReader(Protocol):
+    """An optimiser that is told of every read of a table, so that it can update single rows."""
 
     def before_read(self, ids: Tensor) -> None:
         """Bring the rows `ids` up to date: they are about to be read."""
 
-    def after_read(self, read: Read) -> None:
-        """Remember a read whose gradient will come."""
+    def after_read(self, read: RowRead) -> None:
+        """Remember a read whose gradient comes with the backward pass."""
 
 
 class RowTable(nn.Module, ABC):
-    """Trainable rows as towers read them, wherever they are kept.
+    """Trainable rows as towers read them, wherever they are stored.
 
     Attributes:
         dim: Width d of a row.
@@ -75,12 +44,11 @@ class RowTable(nn.Module, ABC):
         """Rows `[*, d]` of the ids `[*]`."""
 
     @abstractmethod
-    def sum(self, ids: Tensor) -> Tensor:
-        """Sums `[B, d]` over the rows of each line of ids `[B, L]`."""
-
-    @abstractmethod
     def mean(self, ids: Tensor, offsets: Tensor) -> Tensor:
         """Mean row `[N, d]` of each of N bags; bag n is `ids[offsets[n]:offsets[n + 1]]`."""
+
+    def set_rate(self, lr: float) -> None:
+        """Set the learning rate of a table that updates its own rows in the backward pass."""
 
 
 class EmbeddingTable(RowTable):
@@ -98,12 +66,12 @@ class EmbeddingTable(RowTable):
 
     Attributes:
         weight: Parameter `[num_rows, d]`.
-        keeper: Who updates single rows. It is told of every read, and gets the gradient of what was
-            read instead of `weight.grad`: no tensor of the table's size or sparse bookkeeping is
-            ever made. Not part of copies or of the state.
+        row_optimizer: The optimiser of single rows, if there is one. It is told of every read, and
+            gets the gradient of what was read instead of `weight.grad`: no tensor of the table's
+            size and no sparse tensor is ever made. Not part of copies or of the state.
     """
 
-    keeper: RowKeeper | None
+    row_optimizer: RowReader | None
 
     def __init__(
         self, num_rows: int, dim: int, *, sparse: bool = True, padding_row: int | None = None
@@ -113,88 +81,92 @@ class EmbeddingTable(RowTable):
         self.weight = nn.Parameter(on_large_pages(torch.empty(num_rows, dim)))
         self.dim, self.sparse = dim, sparse
         self.padding_row = padding_row
-        self.keeper = None
+        self.row_optimizer = None
         nn.init.xavier_uniform_(self.weight)
         if padding_row is not None:
             nn.init.zeros_(self.weight[padding_row])
 
     def forward(self, ids: Tensor) -> Tensor:
         """Rows `[*, d]` of the ids `[*]`."""
-        if self.keeper is None:
+        if self.row_optimizer is None:
             return functional.embedding(
                 ids, self.weight, padding_idx=self.padding_row, sparse=self.sparse
             )
-        flat = ids.reshape(-1)
-        self.keeper.before_read(flat)
-        rows = self.weight.detach().index_select(0, flat)
-        return self._kept(flat, 1, rows).view(*ids.shape, -1)
-
-    def sum(self, ids: Tensor) -> Tensor:
-        """Sums `[B, d]` over the rows of each line of ids `[B, L]`."""
-        if self.keeper is None:
-            return functional.embedding_bag(
-                ids, self.weight, mode="sum", sparse=self.sparse, padding_idx=self.padding_row
-            )
-        flat = ids.reshape(-1)
-        self.keeper.before_read(flat)
-        # Padding rows are zeros; naming them would take embedding_bag off its fast path.
-        sums = functional.embedding_bag(ids, self.weight.detach(), mode="sum")
-        return self._kept(flat, ids.shape[1], sums)
+        return read_side_by_side([(self, ids.reshape(-1))]).view(*ids.shape, -1)
 
     def mean(self, ids: Tensor, offsets: Tensor) -> Tensor:
         """Mean row `[N, d]` of each of N bags; bag n is `ids[offsets[n]:offsets[n + 1]]`.
 
         An empty bag is a row of zeros.
         """
-        if self.keeper is None:
+        if self.row_optimizer is None:
             return functional.embedding_bag(
                 ids, self.weight, offsets, mode="mean", sparse=self.sparse
             )
-        self.keeper.before_read(ids)
-        sums = functional.embedding_bag(ids, self.weight.detach(), offsets, mode="sum")
-        sizes = offsets.diff(append=offsets.new_tensor([ids.shape[0]]))  # [N]
-        bags = torch.arange(len(sizes), device=ids.device).repeat_interleave(sizes)
-        return self._kept(ids, bags, sums) / sizes.clamp(min=1).unsqueeze(1)
+        return mean_side_by_side([(self, ids)], offsets)
 
-    def remember(self, read: Read) -> None:
-        """Tell the keeper of a read whose gradient will come."""
-        if self.keeper and torch.is_grad_enabled() and self.weight.requires_grad:
+    def remember(self, read: RowRead) -> None:
+        """Tell the optimiser of a read whose gradient comes with the backward pass."""
+        if self.row_optimizer and torch.is_grad_enabled() and self.weight.requires_grad:
             read.leaf.requires_grad_()
-            self.keeper.after_read(read)
-
-    def _kept(self, ids: Tensor, bags: Tensor | int, rows: Tensor) -> Tensor:
-        self.remember(Read(ids, bags, rows))
-        return rows
+            self.row_optimizer.after_read(read)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has rows of its own, which the optimiser of the original does not look after.
-        return {**self.__dict__, "keeper": None}
+        # A copy has rows of its own, which the optimiser of the original does not update.
+        return {**self.__dict__, "row_optimizer": None}
 
     def extra_repr(self) -> str:
         """The table's size, as shown by `print(model)`."""
         return f"{self.weight.shape[0]}, {self.weight.shape[1]}, sparse={self.sparse}"
 
 
-def side_by_side(lookups: Sequence[tuple[EmbeddingTable, Tensor]]) -> Tensor:
+def read_side_by_side(lookups: Sequence[tuple[EmbeddingTable, Tensor]]) -> Tensor:
     """Rows `[N, Σ d]` of several tables, each of ids `[N]` of its own.
 
-    Tables with a keeper are read into one leaf: nothing is copied to join their rows, or to part
-    the gradients.
+    Tables with a row optimiser are read into one leaf of autograd's graph: nothing is copied to
+    join their rows, or to part the gradients.
     """
-    if any(table.keeper is None for table, _ in lookups):
+    if any(table.row_optimizer is None for table, _ in lookups):
         return torch.cat([table(ids) for table, ids in lookups], dim=-1)
     weights = [table.weight.detach() for table, _ in lookups]
-    rows = weights[0].new_empty(len(lookups[0][1]), sum(weight.shape[1] for weight in weights))
+    width = sum([weight.shape[1] for weight in weights])
+    rows = weights[0].new_empty(len(lookups[0][1]), width)
     reads, first = [], 0
     for (table, ids), weight in zip(lookups, weights, strict=True):
-        assert table.keeper is not None
-        table.keeper.before_read(ids)
+        assert table.row_optimizer is not None
+        table.row_optimizer.before_read(ids)
         torch.index_select(weight, 0, ids, out=rows.narrow(1, first, weight.shape[1]))
-        reads.append((table, Read(ids, 1, rows, slice(first, first + weight.shape[1]))))
+        reads.append((table, RowRead(ids, rows, None, slice(first, first + weight.shape[1]))))
         first += weight.shape[1]
     for table, read in reads:
         table.remember(read)
     return rows
+
+
+def mean_side_by_side(lookups: Sequence[tuple[EmbeddingTable, Tensor]], offsets: Tensor) -> Tensor:
+    """Mean rows `[N, Σ d]` of several tables over N bags; zeros for an empty bag.
+
+    Args:
+        lookups: Tables, each with ids `[n]` of its own.
+        offsets: `[N]` where each bag begins, the same in all of them.
+    """
+    if any(table.row_optimizer is None for table, _ in lookups):
+        return torch.cat([table.mean(ids, offsets) for table, ids in lookups], dim=-1)
+    sums = []
+    for table, ids in lookups:
+        assert table.row_optimizer is not None
+        table.row_optimizer.before_read(ids)
+        sums.append(functional.embedding_bag(ids, table.weight.detach(), offsets, mode="sum"))
+    leaf = sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
+    num_ids = lookups[0][1].shape[0]
+    sizes = offsets.diff(append=offsets.new_tensor([num_ids]))  # [N]
+    rows = torch.arange(len(sizes), device=offsets.device)
+    bags = rows.repeat_interleave(sizes, output_size=num_ids)
+    first = 0
+    for table, ids in lookups:
+        table.remember(RowRead(ids, leaf, bags, slice(first, first + table.dim)))
+        first += table.dim
+    return leaf / sizes.clamp(min=1).unsqueeze(1)
 
 
 def set_sparse(module: nn.Module, sparse: bool) -> None:

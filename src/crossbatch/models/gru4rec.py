@@ -5,12 +5,14 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from crossbatch.kernels.gru import gru_states, padded_states
+from crossbatch.kernels.ragged import lengths, pad
 
 from .checks import check_at_least_one, input_width
 from .dense import dense_layer
-from .gru_scan import gru_scan, gru_states
-from .routing import can_compile
+from .history import History
 
 
 class ResetBeforeGRU(nn.Module):
@@ -34,32 +36,15 @@ class ResetBeforeGRU(nn.Module):
         nn.init.uniform_(self.candidate_kernel, -candidate_limit, candidate_limit)
         nn.init.ones_(self.bias[: 2 * h])
 
-    def forward(self, packed: PackedSequence) -> Tensor:
-        """State `[B, h]` after the last item of each sequence."""
-        with torch.autocast(packed.data.device.type, enabled=False):  # rounding adds up over steps
-            items = packed.data.to(self.input_kernel.dtype)
-            if can_compile(items):
-                kernels = (self.input_kernel, self.gate_kernel, self.candidate_kernel, self.bias)
-                order = packed.sorted_indices
-                assert order is not None  # of sequences in any order
-                return gru_states(items, packed.batch_sizes, order, *kernels)
-            projected = torch.addmm(self.bias, items, self.input_kernel)
-            final = gru_scan(
-                projected, self.gate_kernel, self.candidate_kernel, packed.batch_sizes.tolist()
-            )
-        return final[packed.unsorted_indices]
+    def forward(self, items: Tensor, stops: Tensor) -> Tensor:
+        """State `[B, h]` after the last item of each history."""
+        with torch.autocast(items.device.type, enabled=False):  # rounding adds up over steps
+            items = items.to(self.input_kernel.dtype)
+            return gru_states(items, stops, *self.parameters())
 
-    def unrolled(self, history: Tensor, mask: Tensor) -> Tensor:
-        """The same over every position, real or not: fixed shapes, for graph export."""
-        projected = history @ self.input_kernel + self.bias  # [B, L, 3h]
-        x_gates, x_candidate = projected.tensor_split([self.gate_kernel.shape[1]], dim=-1)
-        state = history.new_zeros(history.shape[0], self.gate_kernel.shape[0])
-        for t in range(history.shape[1]):
-            reset, update = (x_gates[:, t] + state @ self.gate_kernel).sigmoid().chunk(2, dim=-1)
-            candidate = (x_candidate[:, t] + (reset * state) @ self.candidate_kernel).tanh()
-            moved = update * state + (1 - update) * candidate
-            state = torch.where(mask[:, t, None], moved, state)
-        return state
+    def padded(self, vectors: Tensor, mask: Tensor) -> Tensor:
+        """The same of histories `[B, L, w]` with mask `[B, L]`: fixed shapes, for graph export."""
+        return padded_states(vectors, mask, *self.parameters())
 
 
 class ResetAfterGRU(nn.Module):
@@ -78,18 +63,23 @@ class ResetAfterGRU(nn.Module):
         nn.init.zeros_(input_bias)
         nn.init.ones_(input_bias[: 2 * h])
 
-    def forward(self, packed: PackedSequence) -> Tensor:
-        """State `[B, h]` after the last item of each sequence."""
+    def forward(self, items: Tensor, stops: Tensor) -> Tensor:
+        """State `[B, h]` after the last item of each history."""
+        sizes = lengths(stops)
+        # A packed sequence has at least one item; the state of an empty history is reset after it.
+        packed = pack_padded_sequence(
+            pad(items, stops)[0], sizes.clamp_min(1).cpu(), batch_first=True, enforce_sorted=False
+        )
         final: Tensor = self.gru(packed)[1]
-        return final.squeeze(0)
+        return final.squeeze(0).masked_fill((sizes == 0).unsqueeze(1), 0.0)
 
-    def unrolled(self, history: Tensor, mask: Tensor) -> Tensor:
-        """The same over every position, real or not: fixed shapes, for graph export."""
+    def padded(self, vectors: Tensor, mask: Tensor) -> Tensor:
+        """The same of histories `[B, L, w]` with mask `[B, L]`: fixed shapes, for graph export."""
         # By hand, because exporting `nn.GRU` warns of attributes that it assigns to itself.
         input_kernel, kernel, input_bias, bias = self.gru.parameters()
-        projected = functional.linear(history, input_kernel, input_bias)  # [B, L, 3h]
-        state = history.new_zeros(history.shape[0], self.gru.hidden_size)
-        for t in range(history.shape[1]):
+        projected = functional.linear(vectors, input_kernel, input_bias)  # [B, L, 3h]
+        state = vectors.new_zeros(vectors.shape[0], self.gru.hidden_size)
+        for t in range(vectors.shape[1]):
             x_r, x_z, x_c = projected[:, t].chunk(3, dim=-1)
             h_r, h_z, h_c = functional.linear(state, kernel, bias).chunk(3, dim=-1)
             candidate = (x_c + (x_r + h_r).sigmoid() * h_c).tanh()
@@ -125,18 +115,12 @@ class GRU4Rec(nn.Module):
         self.gru: ResetBeforeGRU | ResetAfterGRU = layer(self.input_dim, hidden_size)
         self.projection = None if hidden_size == dim else dense_layer(hidden_size, dim)
 
-    def forward(self, history: Tensor, mask: Tensor) -> Tensor:
-        """User vectors `[B, 1, d]` of histories `[B, L, w]` with mask `[B, L]`."""
-        lengths = mask.sum(dim=1)
+    def forward(self, history: History) -> Tensor:
+        """User vectors `[B, 1, d]`."""
         if torch.compiler.is_exporting():
-            state = self.gru.unrolled(history, mask)
+            state = self.gru.padded(*history.padded())
         else:
-            # A packed sequence has at least one item; the state of an empty history is reset below.
-            filled = lengths.clamp_min(1).cpu()
-            state = self.gru(
-                pack_padded_sequence(history, filled, batch_first=True, enforce_sorted=False)
-            )
-        state = state.masked_fill((lengths == 0).unsqueeze(1), 0.0)
+            state = self.gru(history.items, history.stops)
         vectors: Tensor = state if self.projection is None else self.projection(state)
         return vectors.unsqueeze(1)
 

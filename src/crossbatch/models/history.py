@@ -1,31 +1,100 @@
-"""Histories as tensors of item ids: `[B, L]` int64, oldest first, 0 = padding on the right."""
+"""`History`: the items of a batch of histories as user towers read them, without padding.
+
+history.items, history.stops        # [P, w] end to end, and [B] where each history ends
+history.mean()                      # [B, w]
+history.padded()                    # [B, L, w] and a mask [B, L]
+
+Before they are read, histories are item ids `[B, L]` int64, oldest first, with 0 for padding.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from crossbatch.kernels.history_mean import history_mean
+from crossbatch.kernels.ragged import lengths, pad
+
 from .row_noise import uniform_rows
 
 
-def drop_positions(history: Tensor, rate: float) -> Tensor:
-    """Forget each item of each history with probability `rate`, but never a whole history.
+class History:
+    """Vectors of the items of B histories; `items, stops = history` unpacks it.
 
-    The items that stay keep their order and move to the left, so that the result is a
-    right-padded history again.
+    Args:
+        read: Returns the items `[P, w]` of all histories, end to end.
+        stops: `[B]` int64, where each history ends.
+        read_mean: Returns their means `[B, w]` where those can be had without the items.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Tensor],
+        stops: Tensor,
+        read_mean: Callable[[], Tensor] | None = None,
+    ) -> None:
+        self._read, self.stops, self._read_mean = read, stops, read_mean
+
+    @cached_property
+    def items(self) -> Tensor:
+        """`[P, w]` vectors of all histories' items, end to end, oldest first."""
+        return self._read()
+
+    @property
+    def lengths(self) -> Tensor:
+        """`[B]` items of each history."""
+        return lengths(self.stops)
+
+    def mean(self) -> Tensor:
+        """`[B, w]` mean vector of each history; zeros for an empty one."""
+        return self._read_mean() if self._read_mean else history_mean(self.items, self.stops)
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """`[B, L, w]` vectors with zeros behind each history, and a mask `[B, L]`."""
+        return pad(self.items, self.stops)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.items, self.stops))
+
+
+class PaddedHistory(History):
+    """Histories that were given as vectors `[B, L, w]` and a mask `[B, L]`.
+
+    In graph export shapes are fixed: there, towers use nothing but `padded` and `mean`.
+    """
+
+    def __init__(self, vectors: Tensor, mask: Tensor) -> None:
+        super().__init__(lambda: vectors[mask], mask.sum(dim=1).cumsum(dim=0))
+        self._vectors, self._mask = vectors, mask
+
+    def mean(self) -> Tensor:
+        """`[B, w]` mean vector of each history; zeros for an empty one."""
+        weights = self._mask.to(self._vectors.dtype)
+        weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(1)
+        return torch.bmm(weights.unsqueeze(1), self._vectors).squeeze(1)
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """As they were given, with zeros where the mask is False."""
+        return torch.where(self._mask.unsqueeze(-1), self._vectors, 0.0), self._mask
+
+
+def real_items(history: Tensor) -> tuple[Tensor, Tensor]:
+    """The item ids of histories `[B, L]` end to end `[P]`, and where each history ends `[B]`."""
+    mask = history != 0
+    return history[mask], mask.sum(dim=1).cumsum(dim=0)
+
+
+def drop_items(history: Tensor, rate: float) -> Tensor:
+    """Blank each item of each history with probability `rate`, but never a whole history.
 
     Args:
         history: `[B, L]`.
         rate: In [0, 1).
 
     Returns:
-        `[B, L]`.
+        `[B, L]`, with 0 in the place of dropped items.
     """
-    kept = blank_positions(history, rate)
-    order = torch.argsort((kept == 0).to(torch.int8), dim=1, stable=True)
-    return kept.gather(1, order)
-
-
-def blank_positions(history: Tensor, rate: float) -> Tensor:
-    """As `drop_positions`, but what stays does not move: for towers that know no order."""
     noise = uniform_rows(history.shape, history.device)
     noise = noise.masked_fill(history == 0, -1.0)
     # The largest draw of a row always stays: it is the likeliest survivor anyway.

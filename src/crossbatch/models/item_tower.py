@@ -10,9 +10,17 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
+from crossbatch.kernels.history_mean import history_mean
+
 from .checks import check_at_least_one
 from .dense import mlp
-from .embedding import EmbeddingTable, RowTable, set_sparse, side_by_side
+from .embedding import (
+    EmbeddingTable,
+    RowTable,
+    mean_side_by_side,
+    read_side_by_side,
+    set_sparse,
+)
 from .features import CategoricalEncoder, FeatureEncoder, FeatureTable
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -83,9 +91,18 @@ class ItemTower(nn.Module):
         """Id embedding and content `[N, width]` of items `[N]`: what the layers see."""
         if isinstance(self.table, EmbeddingTable) and self._categories:
             found = [encoder.lookup(item_ids) for encoder in self._categories]
-            return side_by_side([(self.table, item_ids), *found])
+            return read_side_by_side([(self.table, item_ids), *found])
         parts = [part(item_ids) for part in (self.table, self.content) if part is not None]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def mean_columns(self, item_ids: Tensor, offsets: Tensor) -> Tensor:
+        """Mean `columns` `[B, width]` of bags of items; bag b begins at `offsets[b]`."""
+        overridden = type(self).columns is not ItemTower.columns  # by a subclass
+        if isinstance(self.table, EmbeddingTable) and self._categories and not overridden:
+            found = [encoder.lookup(item_ids) for encoder in self._categories]
+            return mean_side_by_side([(self.table, item_ids), *found], offsets)
+        stops = torch.cat([offsets[1:], offsets.new_tensor([len(item_ids)])])
+        return history_mean(self.columns(item_ids), stops)
 
 
 def _check_features(num_items: int, features: Mapping[str, FeatureTable], has_id: bool) -> None:

@@ -1,19 +1,21 @@
 """MIND user tower: K interest capsules by behaviour-to-interest dynamic routing.
 
 tower = MIND(64, interests=4)
-interests = tower(history_vectors, mask)        # [B, 4, 64]
+interests = tower(history)             # [B, 4, 64]
 """
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from crossbatch.kernels.routing import padded_interests, routed_interests
+
 from .checks import check_at_least_one, check_choice, input_width
-from .dense import MLP, mlp
+from .dense import mlp
+from .history import History
 from .readout import READOUTS
-from .routing import can_compile, route, routed
 
 ROUTINGS = ("random", "fixed")
 BIAS_STARTS = ("glorot", "zeros")
@@ -93,61 +95,53 @@ class MIND(nn.Module):
             "fixed_logits", truncated_normal(FIXED_POSITIONS, interests, generator)
         )
 
-    def forward(self, history: Tensor, mask: Tensor) -> Tensor:
-        """Interests `[B, K, d]` of histories `[B, L, w]` with mask `[B, L]`."""
-        absent = self._absent(mask) if self.adaptive else None
-        if can_compile(self.bilinear.weight):
-            interests = self._over_real_positions(history, mask, absent)
-        else:
-            logits = self._first_logits(mask)  # [B, K, L]
-            if absent is not None:
-                logits = logits.masked_fill(absent, -torch.inf)
-            capsules = route(history, mask, logits, self.bilinear, self.iterations)
-            interests = self.dense(capsules)
+    def forward(self, history: History) -> Tensor:
+        """Interests `[B, K, d]`."""
+        sizes = history.lengths
+        absent = self._absent(sizes) if self.adaptive else None
+        exporting = torch.compiler.is_exporting()
+        interests = (self._padded if exporting else self._ragged)(history, sizes, absent)
         return interests if absent is None else torch.where(absent, interests[:, :1], interests)
 
-    @property
-    def layer(self) -> nn.Linear | None:
-        """The linear layer that a ReLU follows, behind the capsules."""
-        return cast("nn.Linear", self.dense[0]) if isinstance(self.dense, MLP) else None
+    def _ragged(self, history: History, sizes: Tensor, absent: Tensor | None) -> Tensor:
+        items, stops = history
+        rows = torch.arange(len(stops), device=stops.device)
+        of_item = rows.repeat_interleave(sizes, output_size=len(items))  # [P] its history
+        position = torch.arange(len(items), device=stops.device) - (stops - sizes)[of_item]
+        logits = self._first_logits(position)  # [P, K]
+        if absent is not None:
+            logits = logits.masked_fill(absent[of_item, :, 0], -torch.inf)
+        return routed_interests(items, stops, logits, self.iterations, *self._weights())
+
+    def _padded(self, history: History, sizes: Tensor, absent: Tensor | None) -> Tensor:
+        vectors, mask = history.padded()
+        logits = self._first_logits(torch.arange(mask.shape[1], device=mask.device))
+        logits = logits.T.expand(mask.shape[0], -1, -1)  # [B, K, L]
+        if absent is not None:
+            logits = logits.masked_fill(absent, -torch.inf)
+        return padded_interests(vectors, mask, logits, self.iterations, *self._weights())
 
     def select(self, interests: Tensor, target: Tensor) -> Tensor:
         """The vector `[B, d]` of interests `[B, K, d]` that answers for targets `[B, d]`."""
         return READOUTS[self.readout](interests, target, self.power)
 
-    def logits_at(self, positions: Tensor) -> Tensor:
+    def _weights(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """The shared map of items and the layer behind the capsules, each with its bias."""
+        dense: Any = (None, None)
+        if isinstance(self.dense, nn.Sequential):
+            layer = cast("nn.Linear", self.dense[0])
+            dense = (layer.weight, layer.bias)
+        return self.bilinear.weight, self.bilinear.bias, *dense
+
+    def _first_logits(self, positions: Tensor) -> Tensor:
         """First routing logits `[P, K]` of items at these positions `[P]` of their histories."""
-        if self._draws:
+        if self.routing == "random" and (self.training or self.stochastic_evaluation):
             drawn = truncated_normal(len(positions), self.num_interests)
             return drawn.to(self.fixed_logits)
         return self.fixed_logits[positions % FIXED_POSITIONS]
 
-    @property
-    def _draws(self) -> bool:
-        return self.routing == "random" and (self.training or self.stochastic_evaluation)
-
-    def _over_real_positions(self, history: Tensor, mask: Tensor, absent: Tensor | None) -> Tensor:
-        real = mask.flatten().nonzero().squeeze(1)  # [P]
-        items = history.flatten(0, 1).index_select(0, real)
-        logits = self.logits_at(real % mask.shape[1])
-        if absent is not None:
-            logits = logits.masked_fill(absent[real // mask.shape[1], :, 0], -torch.inf)
-        stops = mask.sum(dim=1).cumsum(dim=0)
-        return routed(items, stops, logits, self.iterations, self.bilinear, self.layer)
-
-    def _first_logits(self, mask: Tensor) -> Tensor:
-        B, L = mask.shape
-        if not self._draws:
-            positions = torch.arange(L, device=mask.device)
-            return self.logits_at(positions).T.expand(B, -1, -1)
-        # Drawn for real positions only: padding changes neither the draws nor what follows them.
-        real = mask.flatten().nonzero().squeeze(1)
-        logits = self.fixed_logits.new_zeros(B * L, self.num_interests)
-        logits[real] = self.logits_at(real)
-        return logits.view(B, L, -1).transpose(1, 2)
-
-    def _absent(self, mask: Tensor) -> Tensor:
-        """True `[B, K, 1]` for interests that a history is too short to have."""
-        available = mask.sum(dim=1).clamp_min(1).log2().floor().clamp_min(1)  # [B]
-        order = torch.arange(self.num_interests, device=mask.device)
+    def _absent(self, sizes: Tensor) -> Tensor:
+        """True `[B, K, 1]` for interests that a history of `sizes` `[B]` is too short to have."""
+        available = sizes.clamp_min(1).log2().floor().clamp_min(1)  # [B]
+        order = torch.arange(self.num_interests, device=sizes.device)
         return (order >= available.unsqueeze(1)).unsqueeze(2)

@@ -9,6 +9,7 @@ from torch.nn import functional
 from .checks import check_at_least_one, check_share, input_width
 from .dense import dense_layer
 from .embedding import EmbeddingTable
+from .history import History
 
 
 class Block(nn.Module):
@@ -93,18 +94,19 @@ class SASRec(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, heads, dropout) for _ in range(blocks))
         self.norm = nn.LayerNorm(dim)
 
-    def forward(self, history: Tensor, mask: Tensor) -> Tensor:
-        """User vectors `[B, 1, d]` of histories `[B, L, w]` with mask `[B, L]`."""
-        history = self.narrow(history)
-        last = mask.sum(dim=1, keepdim=True) - 1  # [B, 1]; -1 for an empty history
-        order = torch.arange(history.shape[1], device=history.device)
+    def forward(self, history: History) -> Tensor:
+        """User vectors `[B, 1, d]`."""
+        vectors, mask = history.padded()
+        items = self.narrow(vectors)
+        last = mask.sum(dim=1, keepdim=True) - 1  # [B, 1]; -1 for an empty items
+        order = torch.arange(items.shape[1], device=items.device)
         from_end = (last - order).clamp(0, self.max_length - 1)  # [B, L]
-        states = self.dropout(history * math.sqrt(self.dim) + self.positions(from_end))
+        states = self.dropout(items * math.sqrt(self.dim) + self.positions(from_end))
         for block in self.blocks[:-1]:
             states = block(states, states, visible=order <= order.unsqueeze(1))
         # Only the last item is read, so the last block works for it alone.
         index = last.clamp_min(0)
         readers = states.gather(1, index.unsqueeze(2).expand(-1, -1, self.dim))  # [B, 1, d]
         readers = self.blocks[-1](states, readers, visible=(order <= index)[:, None, None])
-        vectors: Tensor = self.norm(readers)
-        return vectors.masked_fill((last < 0).unsqueeze(2), 0.0)
+        users: Tensor = self.norm(readers)
+        return users.masked_fill((last < 0).unsqueeze(2), 0.0)

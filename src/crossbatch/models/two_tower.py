@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from crossbatch.kernels.ragged import lengths
+from crossbatch.kernels.unit_vectors import unit_vectors
+
 from .checks import check_choice, check_share
 from .dense import mlp
-from .embedding import RowTable, set_sparse
+from .embedding import set_sparse
 from .features import FeatureEncoder, FeatureTable
-from .history import drop_positions
+from .history import History, PaddedHistory, drop_items, real_items
 from .item_tower import NO_FEATURES, NOTHING
-from .normalize import unit_vectors
 from .readout import hard_readout
 
 HISTORY_SOURCES = ("id", "content", "item_tower")
@@ -25,10 +27,11 @@ HISTORY_SOURCES = ("id", "content", "item_tower")
 class TwoTower(nn.Module):
     """Any item tower beside any user tower.
 
-    Nothing has to be subclassed. An item tower is a module that maps ids `[N]` to `[N, d]`; a user
-    tower maps history vectors `[B, L, w]` (zeros at padding) and a mask `[B, L]` to `[B, d]` or
-    `[B, K, d]`, and may have a method `select(interests, target)` of its own. One that looks at
-    the mean of the history alone may say so by a method `of_mean(mean)` of `[B, w]`.
+    Nothing has to be subclassed or registered. An item tower is a module that maps ids `[N]` to
+    `[N, d]`. A user tower maps a `History` to `[B, d]` or `[B, K, d]`: the vectors of its items end
+    to end (`items, stops = history`), padded (`vectors, mask = history.padded()`) or averaged
+    (`history.mean()`). It may have a method `select(interests, target)`. One that uses `padded` or
+    `mean` alone can be exported as a graph.
 
     Args:
         item_tower: `ItemTower` or any such module.
@@ -90,15 +93,12 @@ class TwoTower(nn.Module):
     def users(self, history: Tensor, user_ids: Tensor | None = None) -> Tensor:
         """Interests `[B, K, d]` of histories `[B, L]`."""
         if self.training and self.history_dropout > 0:
-            history = drop_positions(history, self.history_dropout)
-        mask = history != 0
-        table = getattr(self.item_tower, "table", None)
-        of_mean = getattr(self.user_tower, "of_mean", None)
-        if of_mean and self.history == "id" and isinstance(table, RowTable):
-            # No [B, L, d] tensor for a tower that looks at the mean alone.
-            size = mask.sum(dim=1, keepdim=True).clamp_min(1)  # an empty history: zeros
-            return self._finished(of_mean(table.sum(history) / size), user_ids)
-        return self.interests(self.read_history(history, mask), mask, user_ids)
+            history = drop_items(history, self.history_dropout)
+        if torch.compiler.is_exporting():  # a graph cannot depend on how many items are real
+            vectors = self.describe(history.flatten()).view(*history.shape, -1)
+            return self.interests(vectors, history != 0, user_ids)
+        interests: Tensor = self.user_tower(self._read_history(*real_items(history)))
+        return self._finished(interests, user_ids)
 
     def items(self, item_ids: Tensor) -> Tensor:
         """Vectors `[N, d]` of items `[N]`."""
@@ -114,25 +114,8 @@ class TwoTower(nn.Module):
         # A mixture of unit vectors is shorter than one.
         return unit_vectors(chosen) if self.normalize else chosen
 
-    def read_history(self, history: Tensor, mask: Tensor) -> Tensor:
-        """Vectors `[B, L, w]` of the items of histories `[B, L]`, zeros where `mask` is False."""
-        if self.history == "id":
-            table = self.item_tower.table
-            vectors: Tensor = table(history)  # type: ignore[operator]
-            # Masking costs more than the lookup; our own tables are zero at padding as they are.
-            clean = isinstance(table, RowTable) and table.padding_row == 0
-            return vectors if clean else torch.where(mask.unsqueeze(-1), vectors, 0.0)
-        if torch.compiler.is_exporting():  # a graph cannot depend on how many items are distinct
-            encoded = self.described(history.flatten()).view(*history.shape, -1)
-            return torch.where(mask.unsqueeze(-1), encoded, 0.0)
-        real = mask.flatten().nonzero().squeeze(1)  # [positions]
-        distinct, where = torch.unique(history.flatten()[real], return_inverse=True)
-        encoded = self.described(distinct)[where]  # [positions, w]
-        blank = encoded.new_zeros(history.numel(), encoded.shape[-1])
-        return blank.index_copy(0, real, encoded).view(*history.shape, -1)
-
-    def described(self, item_ids: Tensor) -> Tensor:
-        """What describes items `[N]` in a history, `[N, w]`."""
+    def describe(self, item_ids: Tensor) -> Tensor:
+        """Vectors `[N, w]` of items `[N]` as histories contain them."""
         if self.history == "item_tower":
             return self.items(item_ids)
         tower = self.item_tower
@@ -140,9 +123,25 @@ class TwoTower(nn.Module):
         vectors: Tensor = describe(item_ids)  # type: ignore[operator]
         return vectors
 
+    def _read_history(self, item_ids: Tensor, stops: Tensor) -> History:
+        """Histories of items `[P]`; each distinct item goes through an item tower once."""
+        if self.history == "item_tower":
+            distinct, where = item_ids.unique(return_inverse=True)
+            return History(lambda: self.describe(distinct).index_select(0, where), stops)
+        mean = getattr(self.item_tower, "mean_columns", None)
+        if self.history == "id":
+            mean = getattr(self.item_tower.table, "mean", None)
+        offsets = stops - lengths(stops)
+        read_mean = (lambda: mean(item_ids, offsets)) if mean else None
+        return History(lambda: self.describe(item_ids), stops, read_mean)
+
     def interests(self, vectors: Tensor, mask: Tensor, user_ids: Tensor | None = None) -> Tensor:
-        """Interests `[B, K, d]` of history vectors `[B, L, w]`: `users` after the lookup."""
-        return self._finished(self.user_tower(vectors, mask), user_ids)
+        """Interests `[B, K, d]` of history vectors `[B, L, w]` with mask `[B, L]`.
+
+        This is `users` for vectors that were looked up elsewhere: a served catalogue, a graph.
+        """
+        interests: Tensor = self.user_tower(PaddedHistory(vectors, mask))
+        return self._finished(interests, user_ids)
 
     def _finished(self, interests: Tensor, user_ids: Tensor | None) -> Tensor:
         """Interests `[B, K, d]` of a user tower's output, with the profile, normalised if asked."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from .checks import input_width
 from .dense import mlp
+from .history import History
 
 
 class YouTubeDNN(nn.Module):
@@ -32,13 +32,7 @@ class YouTubeDNN(nn.Module):
         self.dim, self.input_dim = dim, input_width(input_dim, dim)
         self.layers = mlp(self.input_dim, hidden, dim, relu=relu)
 
-    def forward(self, history: Tensor, mask: Tensor) -> Tensor:
-        """User vectors `[B, 1, d]` of histories `[B, L, w]` with mask `[B, L]`."""
-        weights = mask.to(history.dtype)
-        weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(1)  # an empty history: zeros
-        return self.of_mean(torch.bmm(weights.unsqueeze(1), history).squeeze(1))
-
-    def of_mean(self, mean: Tensor) -> Tensor:
-        """User vectors `[B, 1, d]` of the mean history vectors `[B, w]`."""
-        vectors: Tensor = self.layers(mean)
+    def forward(self, history: History) -> Tensor:
+        """User vectors `[B, 1, d]`."""
+        vectors: Tensor = self.layers(history.mean())
         return vectors.unsqueeze(1)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from crossbatch.kernels import HAS_NUMBA
 from crossbatch.negatives.candidates import check_counts
 
 if TYPE_CHECKING:
@@ -125,21 +124,6 @@ class LogFrequency(nn.Module):
         """`[N]` log q of `item_ids` `[N]`."""
         if torch.compiler.is_compiling():  # value checks would break the graph
             return self.log_q[item_ids]
-        log_q = self._compiled(item_ids)
-        return self._checked(item_ids) if log_q is None else log_q
-
-    def _compiled(self, item_ids: Tensor) -> Tensor | None:
-        """All of `_checked` in one call; None where that cannot be, or has to complain."""
-        table = self.log_q
-        plain = item_ids.dtype == torch.int64 and item_ids.dim() == 1 and item_ids.is_cpu
-        if not (HAS_NUMBA and plain and table.is_cpu):
-            return None
-        from crossbatch.negatives.frequency_kernel import looked_up
-
-        found, known = looked_up(table.numpy(), item_ids.numpy())
-        return torch.from_numpy(found) if known else None
-
-    def _checked(self, item_ids: Tensor) -> Tensor:
         log_q = self._looked_up(item_ids)
         # One small operation: a sum is −inf if a term is, and no term is +inf.
         if float(log_q.sum()) == -math.inf:

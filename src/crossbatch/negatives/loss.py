@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from crossbatch.negatives.fused import FusedLosses
+from crossbatch.kernels.sampled_softmax import Columns, definition, sampled_softmax
 from crossbatch.negatives.masks import MASKS
-from crossbatch.negatives.streamed import StreamedLosses
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,15 +53,15 @@ def sampled_softmax_loss(
         users: `[B, d]` user vectors.
         positives: B columns, row r's positive at position r.
         negatives: N columns shared by all rows; may contain the positives themselves. Cached parts
-            are constants: they cost one `p @ bank` for the user side and no graph.
+            are constants: they cost one product for the user side and no graph.
         temperature: Divides the score; a tensor is learned.
         reduction: `"mean"`, `"sum"` or `"none"` (`[B]`).
         mask: Which columns with the row's own id are left out: `"both"` batch and bank, `"batch"`
             (bank copies stay), or `"none"` (only the row's own column is left out).
         exclude: `[B, N]` bool, True for columns to leave out of a row as well, such as the user's
             other positives.
-        chunk_size: Work through the columns this many at a time and recompute probabilities in the
-            backward pass: memory is `[B, chunk_size]` however many columns there are.
+        chunk_size: Hold at most B · chunk_size scores in memory at a time, however many columns
+            there are, by working through the rows in blocks.
 
     Returns:
         Scalar, or `[B]` for `reduction="none"`.
@@ -73,33 +72,58 @@ def sampled_softmax_loss(
     queries = users.to(torch.promote_types(users.dtype, torch.float32))  # [B, d]
     if isinstance(temperature, torch.Tensor) or temperature != 1:
         queries = queries / temperature
-    mean = reduction == "mean"
-    if torch.compiler.is_compiling() and chunk_size is None:
+    if torch.compiler.is_compiling():
         losses = row_losses(queries, positives, negatives, mask=mask, exclude=exclude)
-        losses = losses.mean() if mean else losses
-    else:
-        losses = _fused(queries, positives, negatives, mask, exclude, chunk_size, mean)
+        return losses.mean() if reduction == "mean" else _reduced(losses, reduction)
+    rows = None if chunk_size is None else max(1, len(users) * chunk_size // max(len(negatives), 1))
+    losses = sampled_softmax(
+        _columns(positives, negatives, mask, exclude),
+        queries,
+        positives.embeddings,
+        _live_vectors(negatives),
+        mean=reduction == "mean",
+        block_rows=rows,
+    )
+    if not math.isfinite(float(losses.detach().sum())):
+        raise NonFiniteLossError(explain_non_finite(queries, positives, negatives))
+    return _reduced(losses, reduction)
+
+
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
     return losses.sum() if reduction == "sum" else losses
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _fused(
-    queries: Tensor,
-    positives: Candidates,
-    negatives: Candidates,
-    mask: str,
-    exclude: Tensor | None,
-    chunk_size: int | None,
-    mean: bool,
-) -> Tensor:
-    if chunk_size is None:
-        losses = FusedLosses.run(queries, positives, negatives, mask, exclude, mean=mean)
-    else:
-        losses = StreamedLosses.run(queries, positives, negatives, mask, exclude, chunk_size)
-        losses = losses.mean() if mean else losses
-    if not math.isfinite(float(losses.detach() if mean else losses.detach().sum())):
-        raise NonFiniteLossError(blame(queries, positives, negatives))
-    return losses
+def _columns(
+    positives: Candidates, negatives: Candidates, mask: str, exclude: Tensor | None
+) -> Columns:
+    """The arguments of `sampled_softmax_loss` as the operation takes them."""
+    row_keys, column_keys = MASKS[mask](positives.item_ids, negatives)
+    return Columns(
+        negatives.log_q.detach(),
+        positives.log_q.detach(),
+        row_keys,
+        column_keys,
+        exclude,
+        _own_column(positives, negatives),
+        tuple([part.push for part in negatives.parts]),
+    )
+
+
+def _own_column(positives: Candidates, negatives: Candidates) -> int | None:
+    """Where the positives begin among the negatives; None if they are not there as they stand."""
+    start = 0
+    for part in negatives.parts:
+        if part is positives and not part.cached:
+            return start
+        start += part.item_ids.shape[0]
+    return None
+
+
+def _live_vectors(negatives: Candidates) -> list[Tensor]:
+    """The vectors of each part; those of cached parts as constants."""
+    return [
+        part.embeddings.detach() if part.cached else part.embeddings for part in negatives.parts
+    ]
 
 
 def row_losses(
@@ -112,29 +136,15 @@ def row_losses(
 ) -> Tensor:
     """The definition, in plain autograd: `[B]` losses.
 
-    `FusedLosses` computes the same at the cost of the columns that need a gradient. This form is
-    what `torch.compile` traces, and what tests hold the other against.
+    The operation `sampled_softmax` computes the same at the cost of the columns that need a
+    gradient. This form is what `torch.compile` traces, and what tests compare the other with.
     """
-    dtype = torch.promote_types(users.dtype, torch.float32)
-    with torch.autocast(users.device.type, enabled=False):
-        u = users.to(dtype)
-        own = (u * positives.embeddings.to(dtype)).sum(dim=1) - positives.log_q  # [B]
-        vectors = [
-            part.embeddings.detach() if part.cached else pushed(part) for part in negatives.parts
-        ]
-        logits = torch.cat([u @ block.to(dtype).T for block in vectors], dim=1) - negatives.log_q
-        row_keys, column_keys = MASKS[mask](positives.item_ids, negatives)
-        dropped = row_keys.unsqueeze(1) == column_keys  # [B, N]
-        if exclude is not None:
-            dropped = dropped | exclude
-        logits = logits.masked_fill(dropped, float("-inf"))
-        return torch.cat([own.unsqueeze(1), logits], dim=1).logsumexp(dim=1) - own
-
-
-def pushed(columns: Candidates) -> Tensor:
-    """The vectors `[N, d]`, whose gradient is multiplied by `columns.push` on its way back."""
-    v = columns.embeddings
-    return v if columns.push == 1 else v.detach() + columns.push * (v - v.detach())
+    return definition(
+        _columns(positives, negatives, mask, exclude),
+        users,
+        positives.embeddings,
+        _live_vectors(negatives),
+    )
 
 
 def check_softmax_options(temperature: float | Tensor, mask: str, chunk_size: int | None) -> None:
@@ -186,7 +196,7 @@ def _check(
             )
 
 
-def blame(queries: Tensor, positives: Candidates, negatives: Candidates) -> str:
+def explain_non_finite(queries: Tensor, positives: Candidates, negatives: Candidates) -> str:
     """Name the argument that made the loss non-finite."""
     named = {
         "users": queries,

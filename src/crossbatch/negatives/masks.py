@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from crossbatch.kernels import HAS_NUMBA
+from crossbatch.kernels.known_columns import known_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 Keys = tuple[Tensor, Tensor]  # of the rows [B] and of the columns [N]
 
-SMALL = 32_768  # logits; comparing so few is cheaper than finding out which to compare
-_NOBODY = torch.iinfo(torch.int64).min  # key of a column that every row keeps
+_NO_KEY = torch.iinfo(torch.int64).min  # key of a column that every row keeps
 
 
 def same_id(own_ids: Tensor, columns: Candidates) -> Keys:
@@ -33,7 +32,7 @@ def same_id(own_ids: Tensor, columns: Candidates) -> Keys:
 def same_id_unless_cached(own_ids: Tensor, columns: Candidates) -> Keys:
     """As `same_id`, but copies of the positive in the bank stay negatives."""
     keys = [
-        torch.full_like(part.item_ids, _NOBODY) if part.cached else part.item_ids
+        torch.full_like(part.item_ids, _NO_KEY) if part.cached else part.item_ids
         for part in columns.parts
     ]
     return own_ids, torch.cat(keys)
@@ -48,7 +47,7 @@ def own_column(own_ids: Tensor, columns: Candidates) -> Keys:
     rows = torch.arange(B, device=own_ids.device)
     keys = []
     for part in columns.parts:
-        key = torch.full_like(part.item_ids, _NOBODY)
+        key = torch.full_like(part.item_ids, _NO_KEY)
         own = slice(part.first_row, part.first_row + B)
         if not part.cached and torch.equal(part.item_ids[own], own_ids):
             key[own] = rows
@@ -61,22 +60,6 @@ MASKS: dict[str, Callable[[Tensor, Candidates], Keys]] = {
     "batch": same_id_unless_cached,
     "none": own_column,
 }
-
-
-def drop_matches_(logits: Tensor, row_keys: Tensor, column_keys: Tensor) -> Tensor:
-    """Set `logits` `[B, n]` to −inf, in place, where a column carries the row's key."""
-    if logits.device.type != "cpu" or logits.numel() <= SMALL:
-        return logits.masked_fill_(row_keys.unsqueeze(1) == column_keys, float("-inf"))
-    # A dense comparison costs as much as the exponentials. Few columns match any row: a table of
-    # the rows' last bits finds those, and a few more, and only they are compared.
-    last_bits = (1 << (row_keys.shape[0].bit_length() + 4)) - 1
-    present = torch.zeros(last_bits + 1, dtype=torch.bool)
-    present.index_fill_(0, row_keys & last_bits, True)
-    likely = present.index_select(0, column_keys & last_bits).nonzero().squeeze(1)
-    hit = row_keys.unsqueeze(1) == column_keys.index_select(0, likely)  # [B, few]
-    rows, hits = hit.nonzero(as_tuple=True)
-    logits[rows, likely.index_select(0, hits)] = float("-inf")
-    return logits
 
 
 def known_positives_mask(
@@ -102,29 +85,4 @@ def known_positives_mask(
     if offsets is None:
         B, P = known_ids.shape
         offsets = P * torch.arange(B + 1, device=known_ids.device)
-    known_ids = known_ids.flatten()
-    if HAS_NUMBA and known_ids.device.type == "cpu" and not torch.compiler.is_compiling():
-        from crossbatch.negatives.mask_kernel import mark_known
-
-        mask = torch.zeros(len(offsets) - 1, len(column_ids), dtype=torch.bool)
-        mark_known(known_ids.numpy(), offsets.numpy(), column_ids.numpy(), mask.numpy())
-        return mask
-    return _sorted_join(known_ids, offsets, column_ids)
-
-
-def _sorted_join(known_ids: Tensor, offsets: Tensor, column_ids: Tensor) -> Tensor:
-    """The mask without compiled code: no `[n, N]` tensor is made."""
-    sorted_ids, order = column_ids.sort()
-    first = torch.searchsorted(sorted_ids, known_ids)  # [n]
-    copies = torch.searchsorted(sorted_ids, known_ids, right=True) - first
-    copies = copies.masked_fill(known_ids < 0, 0)
-    B = offsets.shape[0] - 1
-    row = torch.arange(B, device=known_ids.device).repeat_interleave(offsets.diff())
-    rows = row.repeat_interleave(copies)
-    # Position of each match: the start of its run plus its rank within the run.
-    run_start = first.repeat_interleave(copies)
-    rank = torch.arange(rows.shape[0], device=rows.device)
-    rank = rank - (copies.cumsum(0) - copies).repeat_interleave(copies)
-    mask = torch.zeros(B, column_ids.shape[0], dtype=torch.bool, device=known_ids.device)
-    mask[rows, order[run_start + rank]] = True
-    return mask
+    return known_columns(known_ids.flatten(), offsets, column_ids)

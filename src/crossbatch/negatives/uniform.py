@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from crossbatch.kernels import HAS_NUMBA
+from crossbatch.kernels.distinct_ids import distinct_ids
 from crossbatch.negatives.candidates import Candidates
 from crossbatch.negatives.frequency import check_ids
 from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler
@@ -78,18 +78,8 @@ def draw_distinct(num_items: int, count: int, device: torch.device) -> Tensor:
     """
     if 2 * count >= num_items:
         return (torch.randperm(num_items)[:count] + 1).to(device)
-    ids = _distinct(torch.randint(1, num_items + 1, (count,)), num_items)
+    ids = distinct_ids(torch.randint(1, num_items + 1, (count,)), num_items)
     while len(ids) < count:
         more = torch.randint(1, num_items + 1, (count - len(ids),))
-        ids = _distinct(torch.cat([ids, more]), num_items)
+        ids = distinct_ids(torch.cat([ids, more]), num_items)
     return ids.to(device)
-
-
-def _distinct(ids: Tensor, highest: int) -> Tensor:
-    """The distinct ones of `ids` `[n]`, in ascending order."""
-    if not (HAS_NUMBA and ids.is_cpu):
-        distinct: Tensor = ids.unique()
-        return distinct
-    from crossbatch.negatives.distinct_kernel import sorted_distinct
-
-    return torch.from_numpy(sorted_distinct(ids.numpy(), highest))

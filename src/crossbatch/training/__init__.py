@@ -12,16 +12,15 @@ if TYPE_CHECKING:
     from crossbatch.errors import DivergedError, Interrupted
     from crossbatch.fitting import fit
     from crossbatch.training.loop import EarlyStopping
-    from crossbatch.training.optimizer import Adam
-    from crossbatch.training.row_adam import RowAdam
+    from crossbatch.training.optimizers import Adam, RowAdam
     from crossbatch.training.step import StepRecord, Trainer
 
 _HOMES = {
-    "Adam": "crossbatch.training.optimizer",
+    "Adam": "crossbatch.training.optimizers",
     "DivergedError": "crossbatch.errors",
     "EarlyStopping": "crossbatch.training.loop",
     "Interrupted": "crossbatch.errors",
-    "RowAdam": "crossbatch.training.row_adam",
+    "RowAdam": "crossbatch.training.optimizers",
     "StepRecord": "crossbatch.training.step",
     "Trainer": "crossbatch.training.step",
     "fit": "crossbatch.fitting",  # joins training and evaluation, so it stands above both

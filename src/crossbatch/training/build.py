@@ -17,10 +17,9 @@ from crossbatch.config import Recipe, build, check_options, filled
 from crossbatch.errors import ConfigError
 from crossbatch.models import MODELS, FeatureTable, ItemTower, build_model
 from crossbatch.negatives import SAMPLERS, Corpus, NegativeSampler, no_correction
-from crossbatch.training.direct import DirectTrainer
 from crossbatch.training.distributed.sharded_table import ShardedTable
 from crossbatch.training.distributed.trainer import RankTrainer
-from crossbatch.training.optimizer import Adam
+from crossbatch.training.optimizers import Adam
 from crossbatch.training.step import Trainer
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ def build_trainer(
         table_lr=train.table_lr,
     )
     kind = Trainer if ranks is None else partial(RankTrainer, ranks=ranks, seed=train.seed)
-    trainer = kind(
+    return kind(
         towers,
         sampler,
         optimizer,
@@ -149,7 +148,6 @@ def build_trainer(
         autocast=torch.bfloat16 if train.precision == "bfloat16" else None,
         chunk_size=recipe.loss.chunk_size or None,
     )
-    return DirectTrainer.of(trainer) if DirectTrainer.fits(trainer) else trainer
 
 
 def _sharded_table(recipe: Recipe, num_items: int) -> ShardedTable | None:

@@ -23,7 +23,7 @@ from crossbatch.negatives import (
 )
 
 if TYPE_CHECKING:
-    from crossbatch.training.optimizer import Adam
+    from crossbatch.training.optimizers import Adam
 
 
 class TrainingBatch(Protocol):

@@ -8,12 +8,12 @@ from crossbatch.config import Recipe
 from crossbatch.data import Dataset
 from crossbatch.evaluation.distributed import ItemShards
 from crossbatch.evaluation.runs import RunEvaluator
+from crossbatch.kernels.row_updates import sum_gradients
 from crossbatch.retrieval import ExactIndex, TopK
 from crossbatch.training.build import build_trainer, resolve
 from crossbatch.training.distributed.ranks import Ranks
 from crossbatch.training.distributed.reads import share_reads
 from crossbatch.training.distributed.trainer import share_gradients
-from crossbatch.training.row_sums import add_up
 
 BANK = {"name": "cross_batch", "capacity": 70, "warmup_steps": 1}
 BALANCED = BANK | {"item_gradient": "balanced"}
@@ -119,7 +119,9 @@ def counted_bytes(dataset: Dataset, ranks: Ranks, batch_size: int) -> float:
     originals = {name: getattr(torch.distributed, name) for name in received}
     for name, send in originals.items():
         setattr(torch.distributed, name, counting(name, send))
-    trainer.train_step(next(dataset.batches(batch_size, seed=0)))
+    batch = next(dataset.batches(batch_size, seed=0))
+    batch.history.clamp_(min=1)  # full histories, as the formula assumes
+    trainer.train_step(batch)
     for name, send in originals.items():
         setattr(torch.distributed, name, send)
     return counted
@@ -155,9 +157,8 @@ def gradients(trainer, dataset, recipe, ranks) -> dict[str, torch.Tensor]:
         if parameter.grad is not None
     }
     for name, table in optimizer.tables.items():
-        reads = [(read, read.wide_gradient) for read in table.reads]
-        given = [(read, gradient) for read, gradient in reads if gradient is not None]
-        found[f"rows.{name}"], found[f"sums.{name}"] = add_up(given, 0)
+        reads = [read for read in table.reads if read.gradient is not None]
+        found[f"rows.{name}"], found[f"sums.{name}"] = sum_gradients(reads, 0)
     optimizer.forget()
     torch.set_rng_state(state)
     return found

@@ -99,7 +99,7 @@ class HistoryEncoder:
 
     def items(self, item_ids: Tensor) -> Tensor:
         """Vectors `[N, w]` of items `[N]`."""
-        return self.towers.described(item_ids)
+        return self.towers.describe(item_ids)
 
 
 def _load(make: Callable[[], TwoTower], state: Mapping[str, Tensor]) -> TwoTower:

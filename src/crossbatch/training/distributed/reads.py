@@ -1,7 +1,7 @@
 """The ranks' reads of embedding tables, exchanged: ids and gradients, never tables.
 
-A `Read` is small where a table is big: the ids of a batch and one gradient per sum of rows. So the
-ranks exchange reads, and each applies all of them to its own copy of the table.
+A `RowRead` is small where a table is big: the ids of a batch and one gradient per sum of rows. So
+the ranks exchange reads, and each applies all of them to its own copy of the table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from crossbatch.models.embedding import Read
+from crossbatch.kernels.row_updates import RowRead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.training.distributed.ranks import Ranks
-    from crossbatch.training.row_adagrad import RowAdagrad
-    from crossbatch.training.row_adam import RowAdam
+    from crossbatch.training.optimizers.row_optimizer import RowOptimizer
 
 
-def share_reads(ranks: Ranks, tables: Sequence[RowAdam | RowAdagrad]) -> None:
+def share_reads(ranks: Ranks, tables: Sequence[RowOptimizer]) -> None:
     """Give every table the reads of all ranks, in the ranks' order, in place of its own."""
-    own = [[read for read in table.reads if read.wide_gradient is not None] for table in tables]
+    own = [[read for read in table.reads if read.leaf.grad is not None] for table in tables]
     flat = [read for reads in own for read in reads]
     if not flat:
         return
@@ -34,7 +33,7 @@ def share_reads(ranks: Ranks, tables: Sequence[RowAdam | RowAdagrad]) -> None:
         table.replace_reads([next(joined) for _ in reads])
 
 
-def _joined(ranks: Ranks, reads: list[Read]) -> list[Read]:
+def _joined(ranks: Ranks, reads: list[RowRead]) -> list[RowRead]:
     """Each read followed by the other ranks' reads of the same call."""
     numbers = [tensor for read in reads for tensor in _numbers(read)]
     gradients = [_gradient(read) for read in reads]
@@ -49,13 +48,11 @@ def _joined(ranks: Ranks, reads: list[Read]) -> list[Read]:
     for i, read in enumerate(reads):
         ids = torch.cat([mine[place] for mine in all_numbers])
         rows = [mine[i].view(-1, gradients[i].shape[1]) for mine in all_gradients]
-        bags: Tensor | int = (
-            read.bags
-            if isinstance(read.bags, int)
-            else _bags([mine[place + 1] for mine in all_numbers], [len(part) for part in rows])
-        )
+        bags = None
+        if read.bags is not None:
+            bags = _bags([mine[place + 1] for mine in all_numbers], [len(part) for part in rows])
         place += len(_numbers(read))
-        joined.append(Read(ids, bags, _leaf(torch.cat(rows))))
+        joined.append(RowRead(ids, _leaf(torch.cat(rows)), bags))
     return joined
 
 
@@ -84,11 +81,11 @@ def _leaf(gradient: Tensor) -> Tensor:
     return leaf
 
 
-def _numbers(read: Read) -> list[Tensor]:
-    return [read.ids] if isinstance(read.bags, int) else [read.ids, read.bags]
+def _numbers(read: RowRead) -> list[Tensor]:
+    return [read.ids] if read.bags is None else [read.ids, read.bags]
 
 
-def _gradient(read: Read) -> Tensor:
+def _gradient(read: RowRead) -> Tensor:
     gradient = read.gradient
     assert gradient is not None
     return gradient

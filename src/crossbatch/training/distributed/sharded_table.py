@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from crossbatch.errors import ConfigError
 from crossbatch.models.embedding import RowTable
-from crossbatch.training.row_adagrad import EPS
+from crossbatch.training.optimizers.row_adagrad import EPS
 
 BLOCK = 65_536  # rows that are initialised from one seed, whichever rank they fall to
 NAME, FEATURE = "rows", "ids"
@@ -62,11 +62,6 @@ class ShardedTable(RowTable):
         """Rows `[*, d]` of the ids `[*]`."""
         places, rows = self._places(ids)
         return functional.embedding(places, rows)
-
-    def sum(self, ids: Tensor) -> Tensor:
-        """Sums `[B, d]` over the rows of each line of ids `[B, L]`."""
-        places, rows = self._places(ids)
-        return functional.embedding_bag(places, rows, mode="sum")
 
     def mean(self, ids: Tensor, offsets: Tensor) -> Tensor:
         """Mean row `[N, d]` of each of N bags; bag n is `ids[offsets[n]:offsets[n + 1]]`."""

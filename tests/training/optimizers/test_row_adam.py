@@ -6,8 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crossbatch.models import EmbeddingTable
-from crossbatch.training.row_adam import RowAdam
-from crossbatch.training.schedules import SCHEDULES
+from crossbatch.training.optimizers import SCHEDULES, RowAdam
 
 pytestmark = pytest.mark.usefixtures("with_and_without_numba")
 ROWS, DIM = 30, 4

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from crossbatch.models import EmbeddingTable
-from crossbatch.training.dense_adam import DenseAdam
-from crossbatch.training.distributed.sharded_table import ShardedTable
-from crossbatch.training.row_adagrad import RowAdagrad
-from crossbatch.training.row_adam import RowAdam
-from crossbatch.training.schedules import SCHEDULES, RateOfStep
+from crossbatch.models.embedding import RowTable
+from crossbatch.training.optimizers.dense_adam import DenseAdam
+from crossbatch.training.optimizers.row_adagrad import RowAdagrad
+from crossbatch.training.optimizers.row_adam import RowAdam
+from crossbatch.training.optimizers.row_optimizer import RowOptimizer, checked_steps
+from crossbatch.training.optimizers.schedules import SCHEDULES, RateOfStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,8 +34,8 @@ class Adam:
         table_lr: Base learning rate of Adagrad.
 
     Attributes:
-        tables: What keeps the rows of each `EmbeddingTable`, by name.
-        sharded: Tables whose rows other machines have too; they learn in the backward pass.
+        tables: The optimiser of the rows of each `EmbeddingTable`, by name.
+        sharded: Tables of other kinds, which update their own rows in the backward pass.
     """
 
     def __init__(
@@ -60,21 +61,23 @@ class Adam:
 
         self.rate_of, self.table_rate_of = RateOfStep(rate), RateOfStep(table_rate)
         self.steps = 0
-        self.sharded = {
-            name: part for name, part in model.named_modules() if isinstance(part, ShardedTable)
+        self.sharded: dict[str, Any] = {
+            name: part
+            for name, part in model.named_modules()
+            if isinstance(part, RowTable) and not isinstance(part, EmbeddingTable)
         }
         found = {
             name: module
             for name, module in model.named_modules()
             if isinstance(module, EmbeddingTable) and module.sparse
         }
-        keepers: dict[str, Callable[[EmbeddingTable], RowAdam | RowAdagrad]] = {
+        optimizers: dict[str, Callable[[EmbeddingTable], RowOptimizer]] = {
             "adam": lambda table: RowAdam(
                 table, rate, semantics=semantics, weight_decay=weight_decay
             ),
             "adagrad": lambda table: RowAdagrad(table, table_rate),
         }
-        self.tables = {name: keepers[tables](table) for name, table in found.items()}
+        self.tables = {name: optimizers[tables](table) for name, table in found.items()}
         by_rows = {id(table.weight) for table in found.values()}
         decayed = [p for p in model.parameters() if id(p) not in by_rows]
         self.dense = [DenseAdam(decayed, weight_decay=weight_decay), DenseAdam(extra)]
@@ -118,12 +121,12 @@ class Adam:
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore what `state` returned."""
-        self.steps = int(state["steps"])
+        self.steps = checked_steps(state)
         for name, part in self._parts().items():
             part.load_state({key: state[f"{name}.{key}"] for key in part.state()})
 
-    def _parts(self) -> dict[str, RowAdam | RowAdagrad | DenseAdam]:
-        parts: dict[str, RowAdam | RowAdagrad | DenseAdam] = {
+    def _parts(self) -> dict[str, RowOptimizer | DenseAdam]:
+        parts: dict[str, RowOptimizer | DenseAdam] = {
             f"table.{name}": table for name, table in self.tables.items()
         }
         return parts | {f"dense.{index}": group for index, group in enumerate(self.dense)}

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from crossbatch.training.schedules import SCHEDULES
+from crossbatch.training.optimizers import SCHEDULES
 
 
 def at(name: str, step: float, total: int = 100) -> float:
