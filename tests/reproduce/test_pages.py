@@ -10,10 +10,8 @@ import pytest
 
 from crossbatch.errors import DataError
 from crossbatch.reproduce.curves import curve_plots, write_curves
-from crossbatch.reproduce.drift import drift_plots, write_drift
 from crossbatch.reproduce.folder import GridFolder, run_name
-from crossbatch.reproduce.lemma import write_lemma
-from crossbatch.reproduce.probe_runs import read_probes
+from crossbatch.reproduce.probes import drift_plots, read_probes, write_drift, write_lemma
 
 from .conftest import events, page_tables
 

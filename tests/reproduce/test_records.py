@@ -11,8 +11,13 @@ import pytest
 
 from crossbatch.errors import DataError
 from crossbatch.reports.runs import read_run
-from crossbatch.reproduce.folder import GridFolder
-from crossbatch.reproduce.records import RECORDS_FILE, keep_records, thinned, unpacked_records
+from crossbatch.reproduce.folder import (
+    RECORDS_FILE,
+    GridFolder,
+    keep_records,
+    thinned,
+    unpacked_records,
+)
 from crossbatch.reproduce.table1 import write_table1
 from crossbatch.reproduce.table2 import write_table2
 

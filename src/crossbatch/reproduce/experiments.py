@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING
 from crossbatch.files import read_document, write_document
 from crossbatch.reproduce.curves import write_curves
 from crossbatch.reproduce.design import SIZES, Design, PlannedRun, distinct
-from crossbatch.reproduce.drift import write_drift
-from crossbatch.reproduce.folder import GridFolder
-from crossbatch.reproduce.lemma import write_lemma
-from crossbatch.reproduce.records import keep_records
+from crossbatch.reproduce.folder import GridFolder, keep_records
+from crossbatch.reproduce.probes import write_drift, write_lemma
 from crossbatch.reproduce.search import search_runs, write_search
 from crossbatch.reproduce.table1 import write_table1
 from crossbatch.reproduce.table2 import write_table2

@@ -1,0 +1,218 @@
+"""Pages of the probe runs: drift of the item vectors (Eq. 5), and the lemma with its bound C ε.
+
+    write_drift(GridFolder(Path("paper")))       # drift.md, .csv, .json, figures/drift.*
+    write_lemma(GridFolder(Path("paper")))       # lemma.md, .csv, .json, figures/lemma.*
+
+D(t; Δt) sums the distance that every item's vector moved in the last Δt mini-batches. The sum, as
+in the paper, grows with the catalogue; the mean does not, and the relative form (divided by the
+vectors' lengths) also compares models.
+
+For users i and banked items j with logit o = uᵀv, the deviation ‖∂ô/∂θ − ∂o/∂θ‖² comes from using
+the cached v̂ instead of the fresh v; ε = ‖v̂ − v‖², and C = ‖∂u/∂θ‖² is the constant that the paper
+reports to be at most 1. θ are the parameters that the user vector depends on, tables included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from crossbatch.errors import DataError
+from crossbatch.reports.journal import Curve, number
+from crossbatch.reports.markdown import literal, pipe_table
+from crossbatch.reports.plots import Line, Mark, Plot
+from crossbatch.reports.svg import COLORS
+from crossbatch.reports.variants import MODEL_NAMES, model_title, position
+from crossbatch.reproduce.design import STRATEGIES, strategy_color, strategy_title
+from crossbatch.reproduce.folder import GridFolder, run_name
+from crossbatch.reproduce.page import Figure, Page, run_link, write_page
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from crossbatch.reports.runs import Run
+
+INTERVALS = ("1", "5", "10")
+DRIFT_FORMS = {"sum": "sum over items", "mean": "mean over items", "relative": "share of length"}
+DRIFT_FIGURES = {"sum": "drift, sum over items", "relative": "drift, share of vector length"}
+DRIFT_NOTE = (
+    "Drift of all items' vectors over the last Δt mini-batches: at the first measurement, where "
+    "the warm-up ends, and at the last measurement. Sum is the paper's form (Eq. 5)."
+)
+LEMMA_VALUES = {
+    "epsilon": "ε",
+    "deviation": "deviation",
+    "bound": "bound C ε",
+    "relative": "relative error",
+}
+LEMMA_NOTE = (
+    "Means over 8 users and all rows of the bank, where the warm-up ends and at the last "
+    "measurement; a fresh vector has no deviation. Relative error: squared deviation over squared "
+    "gradient. C needed: the largest deviation / ε of any pair, over all of training; C of the "
+    "tower: the largest ‖∂u/∂θ‖². The paper says C ≤ 1."
+)
+PAPER_CONSTANT = 1.0
+LAST = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRun:
+    """A run that measured drift and the lemma."""
+
+    run: Run
+    model: str
+    strategy: str
+
+    @property
+    def title(self) -> str:
+        """The strategy in print."""
+        return strategy_title(self.strategy)
+
+    @property
+    def warmup(self) -> float | None:
+        """Steps before the bank was read, if there was one."""
+        return number(self.run.config.get("sampler", {}).get("warmup_steps"))
+
+    def curve(self, *path: str) -> Curve:
+        """A measured value over training."""
+        return self.run.journal.curve("probe", "step", *path)
+
+    def value_at(self, step: float, digits: int, *path: str) -> str:
+        """A measured value in print: the first at or after a step, else the last one."""
+        curve = self.curve(*path)
+        if not len(curve):
+            return "–"
+        later = (y for x, y in zip(curve.x, curve.y, strict=True) if x >= step)
+        return f"{next(later, curve.y[-1]):.{digits}g}"
+
+
+def write_drift(folder: GridFolder) -> list[Path]:
+    """Write the drift page from the probe runs of the folder."""
+    probes = [probe for probe in read_probes(folder) if len(probe.curve("drift", "10", "sum"))]
+    if not probes:
+        raise DataError(f"{folder.path / 'probes'} holds no drift; train its runs with --data")
+    heads = ["Model", "Negatives", "Δt"]
+    heads += [f"{form}, {w}" for form in DRIFT_FORMS.values() for w in ("first", "warm-up", "last")]
+    lines = []
+    for probe in probes:
+        marks = warmup_marks(probes, probe.model)
+        steps = (0.0, marks[0].x if marks else 0.0, LAST)
+        for interval in INTERVALS:
+            line = [model_title(probe.model), probe.title, interval]
+            for form in DRIFT_FORMS:
+                line += [probe.value_at(step, 4, "drift", interval, form) for step in steps]
+            lines.append([*map(literal, line), run_link(probe.run, folder, probe.run.name)])
+    table = pipe_table([*heads, "Run"], lines, words=2)
+    caption = "Feature drift while training with in-batch negatives, by Δt mini-batches."
+    figure = Figure("drift", drift_plots(probes), len(_by_model(probes)), caption)
+    rows = _measurements(probes, "drift")
+    return write_page(folder, Page("drift", "Feature drift", [table, DRIFT_NOTE], rows, [figure]))
+
+
+def drift_plots(probes: Sequence[ProbeRun]) -> list[Plot]:
+    """Drift by step for the in-batch run of each model: the paper's sum, and the relative form."""
+    plots = []
+    for form, y_label in DRIFT_FIGURES.items():
+        for model, mine in _by_model(probes).items():
+            probe = next((each for each in mine if each.strategy == "in_batch"), mine[0])
+            lines = [
+                Line(f"Δt = {interval}", "", probe.curve("drift", interval, form), color)
+                for color, interval in enumerate(INTERVALS)
+            ]
+            marks = warmup_marks(probes, model)
+            title = model_title(model)
+            plots.append(Plot(f"drift-{form}", title, "step", y_label, lines, marks=marks))
+    return plots
+
+
+def write_lemma(folder: GridFolder) -> list[Path]:
+    """Write the lemma page from the probe runs of the folder that have a bank."""
+    probes = [probe for probe in read_probes(folder) if len(probe.curve("lemma", "bound"))]
+    if not probes:
+        raise DataError(f"{folder.path / 'probes'} holds no banked run; train some with --data")
+    heads = ["Model", "Negatives"]
+    heads += [f"{name}, {when}" for name in LEMMA_VALUES.values() for when in ("warm-up", "last")]
+    lines = []
+    for probe in probes:
+        line = [literal(model_title(probe.model)), literal(probe.title)]
+        for key in LEMMA_VALUES:
+            line += [probe.value_at(s, 3, "lemma", key) for s in (probe.warmup or 0.0, LAST)]
+        line += [f"{max(probe.curve('lemma', key).y):.3g}" for key in ("constant", "jacobian")]
+        lines.append([*line, run_link(probe.run, folder, probe.run.name)])
+    table = pipe_table([*heads, "C needed", "C of the tower", "Run"], lines, words=2)
+    caption = "Gradient deviation by cached vectors against its bound, and the constant C."
+    figure = Figure("lemma", _lemma_plots(probes), len(_by_model(probes)), caption)
+    rows = _measurements(probes, "lemma")
+    return write_page(folder, Page("lemma", "The lemma", [table, LEMMA_NOTE], rows, [figure]))
+
+
+def _lemma_plots(probes: Sequence[ProbeRun]) -> list[Plot]:
+    """Deviation and bound of each model, then the constant of each."""
+    deviations: list[Plot] = []
+    constants: list[Plot] = []
+    for model, mine in _by_model(probes).items():
+        lines, largest = [], []
+        for probe in mine:
+            color = strategy_color(probe.strategy)
+            deviation, bound, constant = (
+                _positive(probe.curve("lemma", key)) for key in ("deviation", "bound", "jacobian")
+            )
+            lines.append(Line(probe.title, "", deviation, color))
+            lines.append(Line(f"{probe.title}: bound C ε", "", bound, color + COLORS))
+            largest.append(Line(probe.title, "", constant, color))
+        if steps := [step for line in largest for step in line.curve.x]:
+            flat = Curve((min(steps), max(steps)), (PAPER_CONSTANT, PAPER_CONSTANT))
+            largest.append(Line("C = 1, the paper", "", flat, COLORS - 1))
+        panels = (
+            (deviations, "lemma-deviation", "squared gradient deviation", lines),
+            (constants, "lemma-constant", "C, largest of 8 users", largest),
+        )
+        title, marks = model_title(model), warmup_marks(probes, model)
+        for plots, name, y_label, drawn in panels:
+            plots.append(Plot(name, title, "step", y_label, drawn, marks=marks, log_y=True))
+    return [*deviations, *constants]
+
+
+def read_probes(folder: GridFolder) -> list[ProbeRun]:
+    """The probe runs of a grid, models in the order of the tables."""
+    named = [(run, run_name(run)) for run in folder.runs("probes")]
+    return sorted(
+        (ProbeRun(run, name.model, name.strategy) for run, name in named),
+        key=lambda each: (position(each.model, MODEL_NAMES), position(each.strategy, STRATEGIES)),
+    )
+
+
+def warmup_marks(probes: Sequence[ProbeRun], model: str) -> list[Mark]:
+    """The end of the warm-up that the banked runs of a model chose."""
+    steps = dict.fromkeys(probe.warmup for probe in probes if probe.model == model and probe.warmup)
+    return [Mark(step, "warm-up ends") for step in steps if step is not None]
+
+
+def _measurements(probes: Sequence[ProbeRun], measured: str) -> list[dict[str, Any]]:
+    """Every measurement of a kind, as JSON keeps it."""
+    return [
+        {
+            "model": probe.model,
+            "strategy": probe.strategy,
+            "run": f"probes/{probe.run.path.name}",
+            "step": event["step"],
+            measured: event[measured],
+        }
+        for probe in probes
+        for event in probe.run.journal.of("probe")
+        if measured in event
+    ]
+
+
+def _by_model(probes: Sequence[ProbeRun]) -> dict[str, list[ProbeRun]]:
+    groups: dict[str, list[ProbeRun]] = {}
+    for probe in probes:
+        groups.setdefault(probe.model, []).append(probe)
+    return groups
+
+
+def _positive(curve: Curve) -> Curve:
+    """The points that a logarithmic axis can show."""
+    points = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y > 0]
+    return Curve(tuple(x for x, _ in points), tuple(y for _, y in points))
