@@ -36,7 +36,7 @@ def brute_force(
     exclude: Tensor | None = None,
     weight: Tensor | None = None,
 ) -> Truth:
-    """Eqs. 2 and 9 row by row, column by column; knows nothing of the library's code."""
+    """Eqs. 2 and 9 row by row, column by column; uses none of the library's code."""
     U, V, C = (x.double().tolist() for x in (users, positives.embeddings, negatives.embeddings))
     own_q, column_q = positives.log_q.double().tolist(), negatives.log_q.double().tolist()
     own_ids, column_ids = positives.item_ids.tolist(), negatives.item_ids.tolist()

@@ -131,7 +131,7 @@ def test_balanced_with_one_row_has_nothing_to_scale():
 USERS = torch.tensor([[1.0, 0.4], [-0.6, 0.9], [0.3, -1.2], [0.8, 0.8]], dtype=torch.float64)
 TABLE = torch.tensor([[0, 0], [0.7, -0.2], [-0.5, 1.0], [0.4, 0.9]], dtype=torch.float64)
 WORLD = [(0, 1, 0.4), (1, 2, 0.3), (2, 3, 0.1), (3, 1, 0.2)]  # (user, item, probability)
-LAW = {1: 0.6, 2: 0.3, 3: 0.1}
+Q = {1: 0.6, 2: 0.3, 3: 0.1}
 SMALL = Corpus(torch.tensor([0, 6, 3, 1]), dim=2)
 
 
@@ -158,12 +158,12 @@ def item_gradient_of(pairs, bank, item_gradient):
 def expectation(B, M, item_gradient):
     total = torch.zeros_like(TABLE)
     for pairs in product(WORLD, repeat=B):
-        for bank in product(LAW, repeat=M):
+        for bank in product(Q, repeat=M):
             weight = 1.0
             for _, _, probability in pairs:
                 weight *= probability
             for item in bank:
-                weight *= LAW[item]
+                weight *= Q[item]
             total += weight * item_gradient_of(pairs, bank, item_gradient)
     return total
 

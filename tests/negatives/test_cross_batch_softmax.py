@@ -49,11 +49,11 @@ def test_is_the_loss_over_batch_and_bank(oracle, item_gradient, with_counts):
         temperature=0.5,
         item_gradient=item_gradient,
     )
-    law = counts().double() / counts().sum()
+    q = counts().double() / counts().sum()
     past = []
     for step in range(6):
         u, v, ids = towers()
-        log_q = law[ids].log() if with_counts else torch.zeros(4, dtype=torch.float64)
+        log_q = q[ids].log() if with_counts else torch.zeros(4, dtype=torch.float64)
         positives = Candidates(v, ids, log_q)
         rows = past[-6:] if step >= 2 else []
         negatives = positives

@@ -22,8 +22,8 @@ def test_sampler_law_by_hand():
     # User A: items 1 2 3 4 | 5 6 → targets 5, 6, each 1/2. User B: 1 2 3 4 | 5 → target 5.
     # User C is too short to be drawn. q(5) = (1/2 + 1)/2 = 3/4, q(6) = (1/2)/2 = 1/4.
     items = torch.tensor([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 6])
-    law = sampler_law(torch.tensor([0, 6, 11, 13]), items, 6)
-    assert law.tolist() == [0, 0, 0, 0, 0, 0.75, 0.25]
+    q = sampler_law(torch.tensor([0, 6, 11, 13]), items, 6)
+    assert q.tolist() == [0, 0, 0, 0, 0, 0.75, 0.25]
 
 
 @settings(deadline=None, max_examples=50)
@@ -42,10 +42,10 @@ def test_sampler_law_against_a_loop(users, min_history):
         ):
             sampler_law(offsets, items, 6, min_history=min_history)
         return
-    law = sampler_law(offsets, items, 6, min_history=min_history)
+    q = sampler_law(offsets, items, 6, min_history=min_history)
     expected = [sum(t.count(i) / len(t) for t in eligible) / len(eligible) for i in range(7)]
-    assert law.tolist() == pytest.approx(expected)
-    assert float(law.sum()) == pytest.approx(1.0)
+    assert q.tolist() == pytest.approx(expected)
+    assert float(q.sum()) == pytest.approx(1.0)
 
 
 def test_sampler_law_is_what_batches_draw():
@@ -53,17 +53,17 @@ def test_sampler_law_is_what_batches_draw():
     users = [[1, 2, 3, 4, *[5] * 12, 6], [1, 1, 1, 1, 6], [2, 2, 2, 2, 3, 6]]
     offsets = torch.tensor([0, *[len(s) for s in users]]).cumsum(0)
     items = torch.tensor([i for sequence in users for i in sequence])
-    law = sampler_law(offsets, items, 6)
+    q = sampler_law(offsets, items, 6)
     draws = 20_000
     user = torch.randint(0, 3, (draws,))
     lengths = offsets.diff()[user]
     position = 4 + (torch.rand(draws) * (lengths - 4)).long()
     drawn = items[offsets[:-1][user] + position]
     share = torch.bincount(drawn, minlength=7) / draws
-    sigma = (law * (1 - law) / draws).sqrt()
-    assert ((share - law).abs() <= 4.5 * sigma).all()
+    sigma = (q * (1 - q) / draws).sqrt()
+    assert ((share - q).abs() <= 4.5 * sigma).all()
     raw = item_frequency(items, 6)
-    assert abs(float(raw[5] / raw.sum() - law[5])) > 0.1  # the raw frequency is another law
+    assert abs(float(raw[5] / raw.sum() - q[5])) > 0.1  # the raw frequency is another distribution
 
 
 def test_log_q_is_the_log_of_the_share():

@@ -6,7 +6,7 @@ import torch
 from crossbatch.negatives import Candidates, Corpus, InBatchSampler
 
 
-def test_log_q_is_the_unigram_law_and_padding_is_no_item():
+def test_log_q_is_the_unigram_distribution_and_padding_is_no_item():
     sampler = InBatchSampler(Corpus(torch.tensor([100, 1, 3]), dim=2))
     assert sampler.log_q(torch.tensor([1, 2])).tolist() == pytest.approx(
         [math.log(0.25), math.log(0.75)]

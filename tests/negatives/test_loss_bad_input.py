@@ -38,7 +38,7 @@ def test_bad_input_is_refused(arguments, options, message):
 
 @pytest.mark.parametrize("broken", ["nan", "inf"])
 @pytest.mark.parametrize("where", ["users", "positives.embeddings", "negatives.embeddings"])
-def test_values_that_are_not_finite_are_blamed(problem, where, broken):
+def test_values_that_are_not_finite_are_named(problem, where, broken):
     p = problem(dtype=torch.float32, requires_grad=False)
     tensors = {
         "users": p.users,
@@ -50,14 +50,14 @@ def test_values_that_are_not_finite_are_blamed(problem, where, broken):
         sampled_softmax_loss(p.users, p.positives, p.positives + p.cached)
 
 
-def test_a_zero_probability_is_blamed_on_log_q():
+def test_a_zero_probability_is_reported_as_log_q():
     log_q = torch.tensor([0.0, float("-inf"), 0.0])
     batch = Candidates(torch.randn(3, 4), torch.arange(3), log_q)
     with pytest.raises(NonFiniteLossError, match=r"positives.log_q hold 1"):
         sampled_softmax_loss(U, batch, batch)
 
 
-def test_overflowing_logits_are_blamed_on_the_scale():
+def test_overflowing_logits_are_reported_as_the_scale():
     u = torch.full((3, 4), 1e30)
     batch = Candidates(torch.full((3, 4), 1e30), torch.arange(3), torch.zeros(3))
     with pytest.raises(NonFiniteLossError, match=r"logits overflow .*1e\+30.*temperature"):

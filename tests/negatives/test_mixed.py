@@ -24,10 +24,10 @@ def test_mixture_by_hand():
     positives = batch(sampler)
     assert positives.log_q.exp().tolist() == pytest.approx([0.39, 0.27])
     negatives = sampler.draw(torch.zeros(2, 2), positives, encode)
-    law = {1: 0.39, 2: 0.27, 3: 0.19, 4: 0.15}
-    assert sum(law.values()) == pytest.approx(1.0)
+    q = {1: 0.39, 2: 0.27, 3: 0.19, 4: 0.15}
+    assert sum(q.values()) == pytest.approx(1.0)
     ids = negatives.item_ids.tolist()
-    assert negatives.log_q.exp().tolist() == pytest.approx([law[i] for i in ids])
+    assert negatives.log_q.exp().tolist() == pytest.approx([q[i] for i in ids])
     assert ids[:2] == [1, 2]
     assert len(ids) == 5
 

@@ -10,7 +10,7 @@ from crossbatch.negatives import SAMPLERS, Candidates, Corpus, sampled_softmax_l
 
 N, D, B = 30, 3, 8
 COUNTS = torch.tensor([0.0, *[1 / i for i in range(1, N + 1)]], dtype=torch.float64)
-LAW = COUNTS / COUNTS.sum()
+Q = COUNTS / COUNTS.sum()
 CORPUS = Corpus(COUNTS, dim=D)
 OPTIONS = {
     "uniform": {"num_negatives": 12},
@@ -35,7 +35,7 @@ class Tower(torch.nn.Module):
 
 
 def draw(sampler, tower, users):
-    ids = torch.multinomial(LAW, B, replacement=True)
+    ids = torch.multinomial(Q, B, replacement=True)
     positives = Candidates(tower(ids), ids, sampler.log_q(ids))
     return positives, sampler.draw(users, positives, tower)
 
@@ -174,17 +174,17 @@ def test_the_test_above_would_see_a_wrong_correction(name, wrong, monkeypatch):
     """The biases of 1.3-1.6 that public code has."""
     tower, user = popular_world()
     Z = float((tower.table.detach()[1:] @ user).exp().sum())
-    laws = {
+    log_qs = {
         "nothing": lambda ids: torch.full(ids.shape, -math.log(N)),
-        "unigram": lambda ids: LAW[ids].log().float(),
-        "swapped": lambda ids: ((12 * LAW[ids] + B / N) / (12 + B)).log().float(),
+        "unigram": lambda ids: Q[ids].log().float(),
+        "swapped": lambda ids: ((12 * Q[ids] + B / N) / (12 + B)).log().float(),
     }
     sampler_class = SAMPLERS[name]
     rightly = sampler_class.draw
 
     def wrongly(self, users, positives, encode):
         drawn = rightly(self, users, positives, encode)
-        return Candidates(drawn.embeddings, drawn.item_ids, laws[wrong](drawn.item_ids))
+        return Candidates(drawn.embeddings, drawn.item_ids, log_qs[wrong](drawn.item_ids))
 
     monkeypatch.setattr(sampler_class, "draw", wrongly)
     estimates = partition_estimates(name, {}, tower, user, draws=200)
@@ -196,6 +196,6 @@ def popular_world():
     torch.manual_seed(7)
     tower, user = Tower(), torch.tensor([1.0, 0.5, -0.5])
     with torch.no_grad():
-        wanted = 0.5 * LAW[1:].log().float() + 0.3 * torch.randn(N)
+        wanted = 0.5 * Q[1:].log().float() + 0.3 * torch.randn(N)
         tower.table[1:] += (wanted - tower.table[1:] @ user).unsqueeze(1) * user / user.dot(user)
     return tower, user

@@ -17,11 +17,11 @@ from crossbatch.negatives import (
 )
 
 
-def stream(frequency, law, batches, size=32, seed=0):
-    """Feed batches drawn from `law` `[R]`."""
+def stream(frequency, q, batches, size=32, seed=0):
+    """Feed batches drawn from `q` `[R]`."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(batches):
-        frequency.observe(torch.multinomial(law, size, replacement=True, generator=generator))
+        frequency.observe(torch.multinomial(q, size, replacement=True, generator=generator))
 
 
 def test_a_batch_at_a_time_by_hand():
@@ -45,13 +45,13 @@ def test_an_item_that_never_came_counts_as_one_that_comes_now():
     assert frequency(torch.tensor([5])).exp().item() == pytest.approx(1 / 4)
 
 
-def test_frequent_and_rare_items_both_reach_the_true_law():
-    law = torch.tensor([0.0, 0.5, 0.25, 0.1, 0.1, 0.03, 0.015, 0.005])
+def test_frequent_and_rare_items_both_reach_their_true_frequency():
+    q = torch.tensor([0.0, 0.5, 0.25, 0.1, 0.1, 0.03, 0.015, 0.005])
     frequency = StreamingFrequency(4096, rate=0.002)
-    stream(frequency, law, 4000)
+    stream(frequency, q, 4000)
     estimate = frequency(torch.arange(1, 8)).exp()
     # The inverse mean gap in batches of 32 would say 1/32 for every item that is in nearly all.
-    assert (estimate / law[1:]).tolist() == pytest.approx([1.0] * 7, rel=0.1)
+    assert (estimate / q[1:]).tolist() == pytest.approx([1.0] * 7, rel=0.1)
 
 
 def test_it_follows_popularity_that_drifts():
@@ -101,13 +101,13 @@ def test_ids_spread_evenly_over_the_buckets():
 
 
 def test_state_resumes_exactly_and_precision_stays():
-    law = torch.rand(50).double()
+    q = torch.rand(50).double()
     frequency = StreamingFrequency(256)
-    stream(frequency, law, 20)
+    stream(frequency, q, 20)
     other = StreamingFrequency(256)
     other.load_state_dict(frequency.state_dict())
-    stream(frequency, law, 20, seed=2)
-    stream(other, law, 20, seed=2)
+    stream(frequency, q, 20, seed=2)
+    stream(other, q, 20, seed=2)
     ids = torch.arange(50)
     assert torch.equal(frequency(ids), other(ids))
     assert frequency.half().rows.dtype == torch.float32
@@ -134,13 +134,13 @@ def test_the_drop_in_loss_learns_q_in_training_only():
     loss_fn.eval()
     loss_fn(u, v, ids)
     assert int(loss_fn.frequency.clock) == 3
-    # With the learned law the positive of item 1 is corrected by log 2/3.
+    # With the learned q the positive of item 1 is corrected by log 2/3.
     expected = torch.tensor([2 / 3, 2 / 3, 1 / 3]).log()
     assert torch.allclose(loss_fn._log_q(ids), expected)
 
 
 @pytest.mark.parametrize("sampler_type", [InBatchSampler, CrossBatchSampler])
-def test_samplers_ask_the_stream_instead_of_the_counts(sampler_type):
+def test_samplers_use_the_stream_instead_of_the_counts(sampler_type):
     corpus = Corpus(torch.tensor([0, 1, 1000]), dim=2)  # counts that no longer hold
     sampler = sampler_type(corpus, streaming_q=True)
     ids = torch.tensor([1, 1, 1, 2])

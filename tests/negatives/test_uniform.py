@@ -57,11 +57,11 @@ def test_log_uniform_is_zipf_over_the_rank():
     """P(i) = log((i+1)/i) / log(N+1), and −log q is its own log."""
     sampler = UniformSampler(CORPUS, num_negatives=40_000, law="log_uniform")
     drawn = sampler.draw(USERS, BATCH, encode)
-    law = torch.tensor([math.log((i + 1) / i) / math.log(41) for i in range(1, 41)])
-    assert float(law.sum()) == pytest.approx(1.0)
+    q = torch.tensor([math.log((i + 1) / i) / math.log(41) for i in range(1, 41)])
+    assert float(q.sum()) == pytest.approx(1.0)
     share = torch.bincount(drawn.item_ids, minlength=41)[1:] / 40_000
-    assert ((share - law).abs() <= 5 * (law * (1 - law) / 40_000).sqrt()).all()
-    torch.testing.assert_close(sampler.log_q(torch.arange(1, 41)), law.log())
+    assert ((share - q).abs() <= 5 * (q * (1 - q) / 40_000).sqrt()).all()
+    torch.testing.assert_close(sampler.log_q(torch.arange(1, 41)), q.log())
 
 
 @pytest.mark.parametrize("law", ["uniform", "log_uniform"])

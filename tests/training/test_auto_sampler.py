@@ -68,7 +68,7 @@ def test_uniform_items_that_fit_by_powers_of_two(fitting, sampler):
 
 
 def test_the_cost_of_having_any_is_paid_too():
-    """A line through the cost of many alone promised 1.2 times a step and took 1.35."""
+    """A line through the cost of many alone predicted 1.2 times a step and it took 1.35."""
     facts = Facts(128, 100_000, 0.001, normalized=True)
 
     def of(any_uniform, any_cached, per_uniform=0.001):
@@ -158,13 +158,13 @@ def test_the_share_of_later_items_is_counted(dataset, recipe, monkeypatch):
 
 def test_a_run_trains_with_the_loss_that_was_chosen(dataset, recipe, tmp_path, monkeypatch):
     """Resumed too: to the bit what a recipe gives that states the choice."""
-    said = SamplerChoice({"name": "in_batch"}, "", {}, {"mask_later": True})
-    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_: said)
+    choice = SamplerChoice({"name": "in_batch"}, "", {}, {"mask_later": True})
+    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_: choice)
     auto, run = replace(recipe, sampler=AUTO), tmp_path / "auto"
     with pytest.raises(RuntimeError, match="killed"):
         fit(dataset, auto, run, probe=_killed_at(25))
     resumed = fit(dataset, auto, run, resume=True)
-    by_hand = fit(dataset, said.applied_to(recipe), tmp_path / "by-hand")
+    by_hand = fit(dataset, choice.applied_to(recipe), tmp_path / "by-hand")
     plain = fit(dataset, replace(recipe, sampler={"name": "in_batch"}), tmp_path / "plain")
     assert resumed["valid"] == by_hand["valid"]
     assert resumed["valid"] != plain["valid"]
@@ -206,7 +206,7 @@ def test_measuring_leaves_the_callers_towers_alone(dataset, recipe):
     assert all(torch.equal(before[name], value) for name, value in towers.state_dict().items())
 
 
-def test_a_run_keeps_its_choice_for_life(dataset, recipe, tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_choice(dataset, recipe, tmp_path, monkeypatch):
     auto = resolve(replace(recipe, sampler=AUTO), dataset)
     kill = _killed_at(25)
     with pytest.raises(RuntimeError, match="killed"):
@@ -219,7 +219,7 @@ def test_a_run_keeps_its_choice_for_life(dataset, recipe, tmp_path, monkeypatch)
     assert result["advice"] | {"seal": config["advice"]["seal"]} == config["advice"]
 
 
-def test_bug_a_changed_choice_was_believed(dataset, recipe, tmp_path):
+def test_bug_a_changed_choice_was_accepted(dataset, recipe, tmp_path):
     """A flipped bit in what `auto` chose: the recipe cannot tell, nor need the weights' shapes."""
     auto, run = replace(recipe, sampler=AUTO), tmp_path / "run"
     with pytest.raises(RuntimeError, match="killed"):
@@ -241,8 +241,8 @@ def test_bug_a_changed_choice_was_believed(dataset, recipe, tmp_path):
 
 def test_bug_a_run_that_lost_its_choice_took_another(dataset, recipe, tmp_path, monkeypatch):
     auto, run = replace(recipe, sampler=AUTO), tmp_path / "run"
-    moods = (SamplerChoice({"name": "mixed", "num_uniform": count}, "", {}) for count in (5, 3))
-    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_: next(moods))
+    choices = (SamplerChoice({"name": "mixed", "num_uniform": count}, "", {}) for count in (5, 3))
+    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_: next(choices))
     with pytest.raises(RuntimeError, match="killed"):
         fit(dataset, auto, run, probe=_killed_at(25))
     (run / "config.json").unlink()
@@ -251,9 +251,9 @@ def test_bug_a_run_that_lost_its_choice_took_another(dataset, recipe, tmp_path, 
 
 
 def test_a_run_says_its_choice_at_the_start_and_at_the_end(dataset, recipe, tmp_path):
-    said = _Listener()
-    result = fit(dataset, replace(recipe, sampler=AUTO), tmp_path / "run", progress=said)
-    lines = [text for text in said.heard if text.startswith("negatives chosen: ")]
+    progress = _Listener()
+    result = fit(dataset, replace(recipe, sampler=AUTO), tmp_path / "run", progress=progress)
+    lines = [text for text in progress.heard if text.startswith("negatives chosen: ")]
     assert len(lines) == 2
     assert result["advice"]["reason"] in lines[0]
 
@@ -306,7 +306,7 @@ def _never(*_):
 
 
 class _Listener:
-    """Progress that keeps what is said."""
+    """Progress that keeps its messages."""
 
     def __init__(self):
         self.heard = []

@@ -61,12 +61,12 @@ def test_newest_whole_checkpoint_is_used_and_the_broken_one_reported(tmp_path):
         checkpoint.save(tmp_path / f"step-{step:09d}", TENSORS, {"step": step})
     (tmp_path / "step-000000030" / "tensors.safetensors").write_bytes(b"junk")
     (tmp_path / ".step-000000040.partial").mkdir()  # what a kill leaves behind
-    said = []
-    found = checkpoint.load_newest(tmp_path, said.append)
+    messages = []
+    found = checkpoint.load_newest(tmp_path, messages.append)
     assert found is not None
     assert found[1]["step"] == 20
-    assert len(said) == 1
-    assert "step-000000030" in said[0]
+    assert len(messages) == 1
+    assert "step-000000030" in messages[0]
 
 
 def test_no_checkpoint_is_none(tmp_path):

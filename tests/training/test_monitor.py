@@ -59,7 +59,7 @@ def test_every_diagnostic_of_the_design_is_there(dataset, recipe):
     assert 0 < diagnostics["bank_staleness"] < 1
 
 
-def test_alarms_ring_on_the_wrong_side_only():
+def test_alarms_trigger_on_the_wrong_side_only():
     collapse = next(alarm for alarm in ALARMS if alarm.key == "mean_direction_share")
     assert collapse.triggered({"mean_direction_share": 0.95})
     assert not collapse.triggered({"mean_direction_share": 0.3})
@@ -70,7 +70,7 @@ def test_alarms_ring_on_the_wrong_side_only():
     assert not starved.triggered({"gradient_ratio": 0.5})
 
 
-def test_a_bank_too_large_for_the_catalogue_is_said_aloud(dataset, recipe, monkeypatch):
+def test_a_bank_too_large_for_the_catalogue_causes_one_warning(dataset, recipe, monkeypatch):
     monkeypatch.setattr(Monitor, "measure", lambda self, record: {"masked_share": 0.4})
     _, lines, _ = run(dataset, recipe, 6, every=2)
     warnings = [(step, fields["message"]) for event, step, fields in lines if event == "warning"]
@@ -80,7 +80,7 @@ def test_a_bank_too_large_for_the_catalogue_is_said_aloud(dataset, recipe, monke
     assert "sampler.capacity" in warnings[0][1]
 
 
-def test_clocks_stand_still_between_pause_and_resume(monkeypatch):
+def test_time_is_not_counted_between_pause_and_resume(monkeypatch):
     wall, cpu = [100.0], [7.0]
     monkeypatch.setattr("time.perf_counter", lambda: wall[0])
     monkeypatch.setattr("time.process_time", lambda: cpu[0])
@@ -105,7 +105,7 @@ def content(tmp_path_factory):
 
 
 @pytest.mark.parametrize("item_gradient", ["paper", "balanced"])
-def test_a_collapse_rings_when_the_bank_is_switched_on_and_health_does_not(content, item_gradient):
+def test_only_a_collapse_after_the_bank_is_switched_on_causes_a_warning(content, item_gradient):
     """The demo's recipe, which with the published gradient never comes near a share of 0.9."""
     recipe = Recipe.load(RECIPES / "demo.toml", [f"sampler.item_gradient={item_gradient}"])
     recipe = recipe.changed(["sampler.warmup_steps=100", "train.device=cpu"])

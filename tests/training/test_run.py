@@ -171,7 +171,7 @@ def test_a_finished_run_is_not_trained_again(finished, dataset):
     assert (out / "journal.jsonl").read_bytes() == before
 
 
-def test_resume_after_early_stopping_does_not_train_on(dataset, recipe, tmp_path, monkeypatch):
+def test_resume_after_early_stopping_does_not_train_further(dataset, recipe, tmp_path, monkeypatch):
     """A run killed after its last evaluation and before its result must end at the same step."""
     impatient = replace(recipe, train=replace(recipe.train, patience=0, lr=1e-9, max_steps=400))
     whole = fit(dataset, impatient, tmp_path / "whole")
@@ -211,7 +211,7 @@ def test_resume_with_another_recipe_is_refused(dataset, recipe, tmp_path):
         fit(dataset, changed, run, resume=True)
 
 
-def test_bug_a_finished_run_answered_for_another_recipe(finished, dataset):
+def test_bug_a_finished_run_was_returned_for_another_recipe(finished, dataset):
     out, recipe, _ = finished
     changed = replace(recipe, train=replace(recipe.train, lr=0.5))
     with pytest.raises(ConfigError, match=r"train\.lr is 0\.5, but the run .* began with 0\.01"):

@@ -278,7 +278,7 @@ def test_a_brand_new_tower_is_trained_as_torch_would_train_it(dataset, items):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5, msg=name)
 
 
-def test_a_subclass_and_a_hook_are_heeded(dataset, recipe):
+def test_a_subclass_and_a_hook_take_effect(dataset, recipe):
     """What a caller changes about a tower after it was built takes effect in the next step."""
     document = recipe.to_dict()
     document["model"] |= {"normalize": False, "user_features": []}

@@ -35,7 +35,7 @@ def test_bug_tensorboard_showed_steps_twice_that_a_kill_repeated(dataset, recipe
     run = tmp_path / "run"
 
     def killed(_trainer, step):
-        if step == 31:  # after a line of step 30, which the checkpoint of step 20 knows nothing of
+        if step == 31:  # after a line of step 30, which is not in the checkpoint of step 20
             raise KeyboardInterrupt
 
     for probe in (killed, None):

@@ -15,11 +15,11 @@ from torch import Tensor
 
 
 class Candidates:
-    """Item columns of a softmax: what they look like, who they are, how likely they were drawn.
+    """Item columns of a softmax: their vectors, ids and log-probabilities of being drawn.
 
     `a + b` is the union ∪ with repeats kept. A sum remembers its parts, so that the loss can give
     gradient to the columns that need one and spend nothing on the cached ones; `embeddings`,
-    `item_ids` and `log_q` join the parts when somebody asks for them.
+    `item_ids` and `log_q` join the parts when they are first read.
 
     Args:
         embeddings: `[N, d]` item vectors, floating point.

@@ -26,7 +26,7 @@ class CrossBatchSampler(InBatchSampler):
     """Negatives are M ∪ B without I: thousands of columns, none of them encoded for the purpose.
 
     For `warmup_steps` iterations this is plain in-batch sampling while vectors settle; then the
-    bank's rows join. Bank and batch follow the same unigram law, so one −log q serves both.
+    bank's rows join. Bank and batch have the same unigram distribution: one −log q fits both.
 
     `item_gradient` decides what the item tower learns. Cached columns push the user tower only, so
     as published an item gets about B/(B + M) of the push that a true batch of that size would give
@@ -54,8 +54,8 @@ class CrossBatchSampler(InBatchSampler):
             is on average in this many others: a bank beyond 1/Σq² rows, the number of equally
             likely items, holds the popular ones over and over. With both limits `capacity` needs
             no search either.
-        guard: Whether whoever watches training may switch the bank off for good when its numbers
-            predict harm (`switch_off`); the training loop does.
+        guard: Whether the training loop may switch the bank off for good (`switch_off`) when the
+            diagnostics predict harm.
     """
 
     off: Tensor

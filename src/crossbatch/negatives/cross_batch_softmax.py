@@ -144,7 +144,7 @@ class CrossBatchSoftmax(nn.Module):
     def stats(self) -> dict[str, float]:
         """Diagnostics of the last training batch against the bank as it is now.
 
-        Computed when asked, at about the cost of one loss; empty before the first training call.
+        Computed on each call, at about the cost of one loss; empty before the first training call.
         See `diagnostics.diagnose` and `diagnose_bank` for each number's definition.
         """
         if self._last is None:

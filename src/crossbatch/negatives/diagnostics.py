@@ -1,4 +1,4 @@
-"""What a batch's softmax looks like from inside: the numbers that predict help or harm.
+"""Diagnostics of a batch's softmax: numbers that predict whether its negatives help or do harm.
 
 diagnose(users, positives, negatives)["effective_negatives"]
 """

@@ -52,7 +52,7 @@ def item_frequency(items: Tensor, num_items: int) -> Tensor:
 
 
 def sampler_law(offsets: Tensor, items: Tensor, num_items: int, *, min_history: int = 4) -> Tensor:
-    """Exact law of an in-batch positive when *users* are drawn uniformly.
+    """Exact sampling distribution of an in-batch positive when *users* are drawn uniformly.
 
     A batch draws users uniformly, then one target position of each user uniformly, so heavy users
     count less than in the raw frequency:
@@ -84,8 +84,8 @@ def sampler_law(offsets: Tensor, items: Tensor, num_items: int, *, min_history: 
     position = torch.arange(items.shape[0]) - offsets[:-1].repeat_interleave(lengths)
     weight = 1.0 / (num_users * targets_per_user.clamp(min=1).double())
     weights = weight.repeat_interleave(lengths) * (position >= min_history)
-    law = torch.zeros(num_items + 1, dtype=torch.float64)
-    return law.index_add_(0, items, weights)
+    q = torch.zeros(num_items + 1, dtype=torch.float64)
+    return q.index_add_(0, items, weights)
 
 
 def no_correction(num_items: int) -> Tensor:

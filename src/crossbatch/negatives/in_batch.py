@@ -19,12 +19,12 @@ BUCKETS_PER_ITEM = 4  # of a streaming q: with two tables, one item in about 20 
 class InBatchSampler(NegativeSampler):
     """Negatives are the rest of the batch: no item is encoded for the sake of being a negative.
 
-    An item is in the batch as often as it is a positive, so q is the unigram law of `corpus` and
-    every logit, the positive's too, is `u·v − log q`.
+    An item is in the batch as often as it is a positive, so q is the unigram
+    distribution of `corpus` and every logit, the positive's too, is `u·v − log q`.
 
     Args:
         corpus: Item counts and dimension.
-        streaming_q: Whether to estimate the law from the batches as they come instead, for
+        streaming_q: Whether to estimate q from the batches as they come instead, for
             popularity that drifts away from the counts.
     """
 
@@ -39,7 +39,7 @@ class InBatchSampler(NegativeSampler):
         )
 
     def log_q(self, item_ids: Tensor) -> Tensor:
-        """`[N]` log of the unigram law."""
+        """`[N]` log of the unigram distribution."""
         log_q: Tensor = self.frequency(item_ids)
         return log_q
 

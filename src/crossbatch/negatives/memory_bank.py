@@ -26,7 +26,7 @@ STORAGE_DTYPES = {
 
 
 class MemoryBank(nn.Module):
-    """First in, first out, for batches of any size; only written rows are ever read.
+    """First in, first out, for batches of any size; only written rows are read.
 
     Rows live in a window that slides over a buffer of twice the capacity. A row is written once and
     never overwritten in place: when the window reaches the end, its rows move to a fresh buffer
@@ -35,7 +35,7 @@ class MemoryBank(nn.Module):
 
     All state is in buffers (rows, ids, log q, birth, cursor, fill, step), and the counters are
     replaced, not changed in place: a `state_dict` taken at any moment resumes exactly, even if it
-    was not copied and training went on. The three counters stay on the host: reading them never
+    was not copied and training continued. The three counters stay on the host: reading them never
     waits for a GPU.
 
     Args:

@@ -36,10 +36,10 @@ class MixedSampler(InBatchSampler):
         correction: `"mixture"` as above, or `"per_stream"`: −log p for in-batch columns and
             −log(1/num_items) for uniform ones; also unbiased, with more variance.
         batch_size: B in the mixture. By default it is read off the batch: `log_q` takes the number
-            of ids it is asked about.
+            of ids that it is given.
         every: Iterations from one draw of uniform items to the next; those between are in-batch
-            ones, each estimate with the q of its own. What is dear about uniform items is mostly
-            to have any, so that 4 B of them every fourth time cost less than B each time.
+            ones, each estimate with the q of its own. Most of the cost of uniform items does
+            not depend on their number, so 4 B of them every fourth time cost less than B each time.
     """
 
     turn: Tensor  # scalar int64, iterations so far; only where uniform items take turns

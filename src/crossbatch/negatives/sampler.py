@@ -1,4 +1,4 @@
-"""`NegativeSampler`: what every strategy promises the training loop.
+"""`NegativeSampler`: the interface of all sampling strategies.
 
 positives = Candidates(v, ids, sampler.log_q(ids))
 negatives = sampler.draw(u, positives, encode)

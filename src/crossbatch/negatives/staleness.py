@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from crossbatch.negatives.memory_bank import MemoryBank
 
 MEASURE_EVERY = 10  # iterations; item vectors do not change their speed faster than that
-FORGET = 0.8  # weight of earlier measurements after a new one
+DECAY = 0.8  # weight of earlier measurements after a new one
 
 
 class DriftGauge(nn.Module):
@@ -51,8 +51,8 @@ class DriftGauge(nn.Module):
         gap = (rows.embeddings[both].float() - fresh).norm(dim=1)
         length = fresh.norm(dim=1).clamp(min=1e-12)
         # The rows of the last iteration have age 0 in the bank's count: one update ago.
-        self.moved = FORGET * self.moved + (gap / length).double().sum()
-        self.aged = FORGET * self.aged + (bank.ages()[both] + 1).double().sum()
+        self.moved = DECAY * self.moved + (gap / length).double().sum()
+        self.aged = DECAY * self.aged + (bank.ages()[both] + 1).double().sum()
 
     def readable_rows(self, limit: float, batch_size: int) -> int:
         """The most rows, newest first, that are on average at most `limit` stale.

@@ -36,7 +36,7 @@ class StreamingFrequency(nn.Module):
     table. The cost is that of the batch, whatever the number of items.
 
     State is in buffers. `observe` is called in training with the ids of each batch, after `forward`
-    has been asked about them.
+    was called with them.
 
     Args:
         buckets: Cells of a table; a few times the number of items, or of those that matter.

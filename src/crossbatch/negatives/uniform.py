@@ -41,12 +41,12 @@ class UniformSampler(NegativeSampler):
         self.law = law
 
     def log_q(self, item_ids: Tensor) -> Tensor:
-        """`[N]` constant −log(num_items), or the log of the Zipf law."""
+        """`[N]` constant −log(num_items), or the log of the Zipf distribution."""
         if not torch.compiler.is_compiling():  # value checks would break the graph
             check_ids("item_ids", item_ids, 1, self.num_items)
-        return self._log_law(item_ids)
+        return self._log_probability(item_ids)
 
-    def _log_law(self, item_ids: Tensor) -> Tensor:
+    def _log_probability(self, item_ids: Tensor) -> Tensor:
         if self.law == "uniform":
             return torch.full(item_ids.shape, -math.log(self.num_items), device=item_ids.device)
         probability = torch.log1p(1.0 / item_ids.double()) / math.log(self.num_items + 1)
@@ -58,10 +58,10 @@ class UniformSampler(NegativeSampler):
             ids = draw_distinct(self.num_items, self.num_negatives, users.device)
         else:
             ids = self._draw_log_uniform(users.device)
-        return Candidates(encode(ids), ids, self._log_law(ids))
+        return Candidates(encode(ids), ids, self._log_probability(ids))
 
     def _draw_log_uniform(self, device: torch.device) -> Tensor:
-        # Inverse of the cumulative law log(1 + i) / log(1 + num_items) at i = 1..num_items.
+        # Inverse of the cumulative probability log(1 + i) / log(1 + num_items) at i = 1..num_items.
         level = torch.rand(self.num_negatives, dtype=torch.float64)
         ids = torch.exp(level * math.log(self.num_items + 1)).long()
         return ids.clamp_(1, self.num_items).to(device)
@@ -71,7 +71,7 @@ def draw_distinct(num_items: int, count: int, device: torch.device) -> Tensor:
     """Draw `count` distinct ids uniformly from 1..num_items, without walking the catalogue.
 
     The distinct values of independent uniform draws are a uniform subset given their number, so
-    whatever is missing is drawn again until there are enough.
+    missing ones are drawn again until there are enough.
 
     Returns:
         `[min(count, num_items)]` int64.

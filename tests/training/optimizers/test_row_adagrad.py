@@ -31,7 +31,7 @@ def test_rows_move_by_the_formula(padding_row):
     torch.testing.assert_close(optimizer.squares.double(), squares, rtol=1e-5, atol=1e-7)
 
 
-def test_state_goes_on_where_it_was():
+def test_state_continues_where_it_was():
     torch.manual_seed(0)
     tables = [EmbeddingTable(5, 3) for _ in range(2)]
     tables[1].load_state_dict(tables[0].state_dict())

@@ -38,7 +38,7 @@ def run_against_dense_adam(schedule: str, scale: float, steps: int, seed: int = 
 
     ours = RowAdam(table, rate, semantics="dense")
     theirs = torch.optim.Adam([twin.weight], lr=0.01)
-    # A third of the rows often, a third now and then, a third hardly ever.
+    # A third of the rows often, a third now and then, a third rarely.
     often = torch.tensor([0.3, 0.03, 0.002]).repeat_interleave(ROWS // 3)
     for step in range(1, steps + 1):
         rows = (torch.rand(ROWS) < often).nonzero().squeeze(1)
