@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from crossbatch import cli
-from crossbatch.data.readers.reading_errors import reader_errors
+from crossbatch.data.readers.source import reader_errors
 from crossbatch.errors import DataError, out_of_memory
 
 SAID = [

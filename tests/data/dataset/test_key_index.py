@@ -6,9 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossbatch.data.dataset import key_index
-from crossbatch.data.dataset.key_index import KeyIndex, key_hashes, sorted_hashes
-from crossbatch.data.dataset.string_table import StringTable, write_strings
+from crossbatch.data.dataset import string_table
+from crossbatch.data.dataset.string_table import (
+    KeyIndex,
+    StringTable,
+    key_hashes,
+    sorted_hashes,
+    write_strings,
+)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 
@@ -29,7 +34,7 @@ def test_finds_what_a_dictionary_finds(tmp_path_factory, keys, others):
 
 def test_keys_that_share_a_hash_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        key_index,
+        string_table,
         "key_hashes",
         lambda keys: np.array([len(key) for key in keys], dtype=np.uint64),
     )
@@ -68,7 +73,7 @@ def test_rows_from_zero_where_there_is_no_padding(tmp_path):
 
 
 def test_a_full_cache_starts_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(key_index, "MAX_CACHED", 3)
+    monkeypatch.setattr(string_table, "MAX_CACHED", 3)
     keys = [f"k{number}" for number in range(10)]
     index = index_of(tmp_path, keys)
     for wanted in (keys[:2], keys, keys[3:5], ["x", *keys]):

@@ -5,7 +5,7 @@ from datetime import date, datetime
 import polars as pl
 import pytest
 
-from crossbatch.data.prepare.read_log import TimeReader
+from crossbatch.data.prepare.staged_log import TimeReader
 from crossbatch.data.readers.source import Tally
 from crossbatch.errors import ConfigError
 

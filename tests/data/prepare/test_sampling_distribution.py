@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossbatch.data import Dataset
-from crossbatch.data.prepare import sampling_distribution
-from crossbatch.data.prepare.sampling_distribution import training_positives
+from crossbatch.data.prepare import splits
+from crossbatch.data.prepare.splits import training_positives
 
 Maker = Callable[..., Dataset]
 
@@ -52,7 +52,7 @@ def test_pieces_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     ends, items = np.cumsum(lengths), rng.integers(1, 7, size=int(lengths.sum()))
     found = []
     for rows in (10**6, 7, 1):
-        monkeypatch.setattr(sampling_distribution, "CHUNK_ROWS", rows)
+        monkeypatch.setattr(splits, "SUMMED_ROWS", rows)
         found.append(training_positives(items, ends - lengths, ends, num_items=6, min_history=4))
     for other in found[1:]:
         assert other.counts.tolist() == found[0].counts.tolist()

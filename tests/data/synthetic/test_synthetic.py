@@ -16,8 +16,12 @@ from torch.nn import functional
 from crossbatch.data import Dataset, PrepareOptions, open_dataset, open_source, prepare
 from crossbatch.data.readers.source import Tally
 from crossbatch.data.synthetic import SynthOptions, log, synthetic_source, write_raw
-from crossbatch.data.synthetic.catalogue import made_up_words
-from crossbatch.data.synthetic.item_assignment import permuted, places_in_group, spread_repeats
+from crossbatch.data.synthetic.catalogue import (
+    made_up_words,
+    permuted,
+    places_in_group,
+    spread_repeats,
+)
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:

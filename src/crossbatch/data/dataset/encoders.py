@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import numpy as np
 import polars as pl
 
+from crossbatch.data.dataset.arrays import offsets_of
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -245,8 +246,7 @@ def _exploded(column: pl.Series, separator: str) -> pl.DataFrame:
 
 
 def _bags(parts: pl.DataFrame, num_rows: int, num_values: int) -> Encoded:
-    offsets = np.zeros(num_rows + 1, dtype=np.int64)
-    np.cumsum(np.bincount(parts["row"].to_numpy(), minlength=num_rows), out=offsets[1:])
+    offsets = offsets_of(np.bincount(parts["row"].to_numpy(), minlength=num_rows))
     return Encoded(parts["id"].to_numpy().astype(np.int32), offsets, num_values)
 
 

@@ -22,9 +22,8 @@ from crossbatch.data.dataset.batches import (
 )
 from crossbatch.data.dataset.consistency import check_consistency
 from crossbatch.data.dataset.features import Feature, encode_table, read_encoders, read_features
-from crossbatch.data.dataset.key_index import KeyIndex, sorted_hashes
 from crossbatch.data.dataset.manifest import read_manifest
-from crossbatch.data.dataset.string_table import StringTable
+from crossbatch.data.dataset.string_table import KeyIndex, StringTable, sorted_hashes
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import is_as_written, listed_file
 

@@ -1,34 +1,41 @@
-"""String tables: any number of UTF-8 strings as two memory-mapped arrays.
+"""String tables: UTF-8 strings as two memory-mapped arrays, and the way from a string to its row.
 
 `X.bytes.npy` holds all strings end to end, `X.offsets.npy` where each begins; a string is
 decoded when it is read, so that a table of millions opens at once.
+
+    index = KeyIndex(keys, *sorted_hashes(keys.tolist()))
+    index.find(["B00017", "unknown"])                       # array([41, -1])
+
+A bundle maps sorted 64-bit hashes and rows from disk: a million keys take 12 MB, nothing is built
+on opening, and a key is found in a few microseconds.
 """
 
 from __future__ import annotations
 
+import hashlib
 from itertools import pairwise
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crossbatch.data.dataset.arrays import map_array
+from crossbatch.data.dataset.arrays import map_array, offsets_of
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     import polars as pl
+
+MAX_CACHED = 1 << 16  # keys, some 10 MB
+UNKNOWN = -1
 
 
 def write_strings(folder: Path, name: str, strings: pl.Series) -> None:
     """Write a series of strings (null = empty) as `name.bytes.npy` and `name.offsets.npy`."""
     filled = strings.fill_null("")
-    lengths = filled.str.len_bytes().to_numpy().astype(np.int64)
-    offsets = np.zeros(len(filled) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
     joined = "".join(filled.to_list()).encode("utf-8")
-    np.save(folder / f"{name}.offsets.npy", offsets)
+    np.save(folder / f"{name}.offsets.npy", offsets_of(filled.str.len_bytes().to_numpy()))
     np.save(folder / f"{name}.bytes.npy", np.frombuffer(joined, dtype=np.uint8))
 
 
@@ -72,6 +79,76 @@ class StringTable:
         return ascending and self._offsets[0] == 0 and self._offsets[-1] == len(self._bytes)
 
 
-def byte_order(strings: pl.Series) -> np.ndarray:
-    """Return the rows of `strings` in ascending order of their UTF-8 bytes.  int64."""
-    return cast("np.ndarray", strings.fill_null("").arg_sort().to_numpy().astype(np.int64))
+def key_hashes(keys: Sequence[str]) -> np.ndarray:
+    """Return a hash of each key that never changes, for bundles store it.  `[n]`, uint64."""
+    # a lone surrogate, which JSON or a command line can contain, makes a key that is unknown
+    digests = b"".join(
+        hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        for key in keys
+    )
+    return np.frombuffer(digests, dtype="<u8")
+
+
+def sorted_hashes(keys: Sequence[str], *, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hashes of the keys in ascending order, uint64, and the row of each, int32.
+
+    Args:
+        keys: All keys, by row.
+        first: Rows before it (the padding of items) are left out.
+    """
+    hashes = key_hashes(keys)[first:]
+    order = np.argsort(hashes, kind="stable")
+    return hashes[order], (order + first).astype(np.int32)
+
+
+class KeyIndex:
+    """Finds the rows of keys.
+
+    Args:
+        keys: The table that is searched; all keys differ.
+        hashes: Ascending, uint64 `[n]`.
+        rows: Row of each hash, int32 `[n]`.
+    """
+
+    def __init__(self, keys: StringTable, hashes: np.ndarray, rows: np.ndarray) -> None:
+        self._keys, self._hashes, self._rows = keys, hashes, rows
+        self._cache: dict[str, int] = {}  # keys found lately: popular items come again
+
+    def covers(self, first: int) -> bool:
+        """Return whether each row from `first` on has a hash, and no other row has one."""
+        n, rows = len(self._keys) - first, self._rows
+        types = self._hashes.dtype == np.uint64 and np.issubdtype(rows.dtype, np.integer)
+        fit = types and self._hashes.shape == rows.shape == (n,)
+        return fit and (not n or bool(rows.min() >= first and rows.max() < len(self._keys)))
+
+    def find(self, wanted: Sequence[str]) -> np.ndarray:
+        """Return the row of each key, −1 where it is unknown.  `[len(wanted)]`, int64."""
+        cache = self._cache
+        new = [key for key in wanted if key not in cache]
+        if len(cache) + len(new) > MAX_CACHED:
+            # A new dictionary, for another thread may be reading the old one.
+            cache = self._cache = {}
+            new = list(wanted)
+        if new:
+            cache.update(zip(new, self._search(new).tolist(), strict=True))
+        return np.fromiter((cache[key] for key in wanted), np.int64, len(wanted))
+
+    def _search(self, wanted: Sequence[str]) -> np.ndarray:
+        hashes = key_hashes(wanted)
+        places = np.searchsorted(self._hashes, hashes)
+        found = np.full(len(wanted), UNKNOWN, dtype=np.int64)
+        inside = np.flatnonzero(places < len(self._hashes))
+        hits = inside[self._hashes[places[inside]] == hashes[inside]]
+        for position in hits.tolist():
+            found[position] = self._confirm(wanted[position], int(places[position]))
+        return found
+
+    def _confirm(self, key: str, place: int) -> int:
+        """Compare the strings themselves: two keys may share a hash."""
+        shared = self._hashes[place]
+        while place < len(self._hashes) and self._hashes[place] == shared:
+            row = int(self._rows[place])
+            if self._keys[row] == key:
+                return row
+            place += 1
+        return UNKNOWN

@@ -1,4 +1,4 @@
-"""Read, filter, number and sort a log on this machine: stages 1 to 4 of preparation.
+"""Read, filter, number and sort a log on this machine: stages 1 to 3 of preparation.
 
 Split, content and manifest follow from the `SortedLog`, whichever engine made it.
 """
@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from crossbatch.data.prepare.filtering import keep_frequent
-from crossbatch.data.prepare.numbering import number_keys, with_counted_lengths
+from crossbatch.data.prepare.numbering import keep_frequent, number_keys, with_counted_lengths
 from crossbatch.data.prepare.options import PrepareOptions
-from crossbatch.data.prepare.read_log import read_log
 from crossbatch.data.prepare.sequences import write_sequences
+from crossbatch.data.prepare.staged_log import read_log
 from crossbatch.data.progress import Progress
 from crossbatch.data.readers.source import Source, Tally
 
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import polars as pl
 
-    from crossbatch.data.prepare.filtering import Frequent
-    from crossbatch.data.prepare.numbering import Numbering
+    from crossbatch.data.prepare.numbering import Frequent, Numbering
 
 
 class SortedLog(NamedTuple):

@@ -17,14 +17,19 @@ import polars as pl
 from crossbatch.data.dataset.arrays import ArrayReader
 from crossbatch.data.dataset.features import write_features
 from crossbatch.data.dataset.manifest import write_manifest
-from crossbatch.data.dataset.string_table import byte_order, write_strings
+from crossbatch.data.dataset.string_table import write_strings
 from crossbatch.data.prepare import local_engine, spark_engine
 from crossbatch.data.prepare.options import PrepareOptions
-from crossbatch.data.prepare.sampling_distribution import TrainingPositives, training_positives
-from crossbatch.data.prepare.splits import SPLITS, Sequences, Split, write_split
+from crossbatch.data.prepare.splits import (
+    SPLITS,
+    Sequences,
+    Split,
+    TrainingPositives,
+    training_positives,
+    write_split,
+)
 from crossbatch.data.progress import Progress, silent
-from crossbatch.data.readers.reading_errors import reader_errors
-from crossbatch.data.readers.source import Source, Tally
+from crossbatch.data.readers.source import Source, Tally, reader_errors
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_folder, file_checksum
 
@@ -109,9 +114,6 @@ def _write_content(
     padded = pl.concat([pl.Series("key", [None], dtype=pl.String), item_keys])
     write_strings(folder, "item_keys", padded)
     write_strings(folder, "user_keys", user_keys)
-    # the orders of the keys are for releases that look keys up by binary search
-    np.save(folder / "item_key_order.npy", byte_order(padded))
-    np.save(folder / "user_key_order.npy", byte_order(user_keys))
     summary: dict[str, Any] = {"items": {}, "users": {}}
     if source.item_table is not None:
         table = _aligned(padded, source.item_table(item_keys, tally), "items", tally)

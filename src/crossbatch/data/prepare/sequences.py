@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from crossbatch.data.dataset.arrays import ArrayWriter, offsets_of, user_runs
-from crossbatch.data.dataset.string_table import byte_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from crossbatch.data.progress import Progress
 
 BUCKET_ROWS = 1 << 20
-PACKED_BITS = 64
 COLUMNS = {"user": np.int32, "item": np.int32, "time": np.int64, "tie": np.uint64}
 
 TIE_RULES = ("shuffle", "stable", "item")  # order of one user's interactions of one moment
@@ -53,14 +52,16 @@ def write_sequences(
     bounds = np.array([run.stop for run in runs])
     tie_keys = _tie_keys(log, options)
     for chunk in log.chunks():
-        _fill_buckets(_kept_columns(chunk, numbering, tie_keys(chunk)), bounds, buckets)
+        users, items, keep = numbering.kept(chunk)
+        columns = {"user": users, "item": items, "time": chunk.times, "tie": tie_keys(chunk)}
+        kept = {name: column[keep] for name, column in columns.items()}
+        _fill_buckets(kept, bounds, buckets)
         progress("sorting", chunk.first_row, 2 * log.rows)
 
     def ordered() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for number, bucket in enumerate(buckets, start=1):
-            columns = bucket.take()
-            order = sort_order(columns["user"], columns["time"], columns["tie"])
-            yield columns["item"][order], columns["time"][order]
+            rows = pl.DataFrame(bucket.take()).sort("user", "time", "tie", maintain_order=True)
+            yield rows["item"].to_numpy(), rows["time"].to_numpy()
             progress("sorting", log.rows + log.rows * number // len(buckets), 2 * log.rows)
 
     save_sequences(folder, offsets, ordered())
@@ -71,7 +72,7 @@ def _tie_keys(log: StagedLog, options: PrepareOptions) -> Callable[[LogChunk], n
     """Return the function that gives what orders ties in a chunk.  `[n]`, uint64."""
     if options.ties == "item":  # by the items' original keys, whatever the order of the log
         ranks = np.empty(len(log.item_codes), dtype=np.uint64)
-        ranks[byte_order(log.item_codes.keys)] = np.arange(len(ranks))
+        ranks[log.item_codes.keys.arg_sort().to_numpy()] = np.arange(len(ranks))
         return lambda chunk: ranks[chunk.items]
     if options.ties == "stable":  # in the order of the log, as ComiRec
         return lambda chunk: chunk.row_numbers
@@ -122,47 +123,6 @@ class Bucket:
                 start += size
         self._path.unlink()
         return columns
-
-
-def sort_order(users: np.ndarray, times: np.ndarray, ties: np.ndarray) -> np.ndarray:
-    """Return what `np.lexsort((ties, times, users))` does, several times faster.
-
-    User, time and as much of the tie as there is room for are packed into one number; only rows
-    that are equal in it, a handful, are compared in full.  Shapes `[n]`.
-    """
-    if not len(users):
-        return np.zeros(0, dtype=np.int64)
-    since = _in_coarse_units(times - times.min())
-    rows = (users - users.min()).astype(np.uint64)
-    width = [int(column.max()).bit_length() for column in (rows, since, ties)]
-    room = PACKED_BITS - width[0] - width[1]
-    if room < 0:
-        return np.lexsort((ties, times, users))
-    kept = min(room, width[2])
-    packed = (rows << np.uint64(width[1])) | since.astype(np.uint64)
-    packed = (packed << np.uint64(kept)) | (ties >> np.uint64(width[2] - kept))
-    order = np.argsort(packed)
-    packed = packed[order]
-    equal = packed[1:] == packed[:-1]
-    alike = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
-    inside = order[alike]
-    order[alike] = inside[np.lexsort((inside, ties[inside], packed[alike]))]
-    return order
-
-
-def _in_coarse_units(since: np.ndarray) -> np.ndarray:
-    """Divide by the unit that all numbers share (seconds, days …): fewer bits say the same."""
-    unit = max(int(np.gcd.reduce(since[:10_000])), 1)  # of a sample, for it is slow
-    return since // unit if unit > 1 and not (since % unit).any() else since
-
-
-def _kept_columns(chunk: LogChunk, numbering: Numbering, tie: np.ndarray) -> dict[str, np.ndarray]:
-    users, items, keep = numbering.kept(chunk)
-    columns = {"user": users, "item": items, "time": chunk.times, "tie": tie}
-    if keep.all():
-        return columns
-    chosen = np.flatnonzero(keep)
-    return {name: column[chosen] for name, column in columns.items()}
 
 
 def _fill_buckets(

@@ -22,9 +22,8 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import offsets_of
-from crossbatch.data.prepare.filtering import Frequent
 from crossbatch.data.prepare.local_engine import SortedLog, accounting
-from crossbatch.data.prepare.numbering import number_keys
+from crossbatch.data.prepare.numbering import Frequent, number_keys
 from crossbatch.data.prepare.sequences import mix, save_sequences
 from crossbatch.data.prepare.spark_reading import read_log
 from crossbatch.errors import ConfigError

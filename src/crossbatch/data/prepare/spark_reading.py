@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from crossbatch.data.prepare.read_log import TimeReader, check_read, usable
+from crossbatch.data.prepare.staged_log import TimeReader, check_read, usable
 from crossbatch.data.readers.source import Part, Source, Tally
 from crossbatch.errors import DataError
 

@@ -1,7 +1,7 @@
-"""The log as numbers on disk: string ids become integer codes, 16 bytes an interaction.
+"""Read a source into numbers on disk: string ids become integer codes, 16 bytes an interaction.
 
-Every later stage reads chunks of three flat files, so that memory is bounded by the number of users
-and items, not by the number of interactions.
+Every line is kept, or refused and counted with a reason.  Every later stage reads chunks of three
+flat files, so that memory is bounded by the number of users and items, not of interactions.
 """
 
 from __future__ import annotations
@@ -11,116 +11,47 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import polars as pl
 
+from crossbatch.data.readers.source import reader_errors
+from crossbatch.errors import ConfigError, DataError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from crossbatch.data.progress import Progress
+    from crossbatch.data.readers.source import Source, Tally
+
 CHUNK_ROWS = 1 << 20
 DTYPES = (np.int32, np.int32, np.int64)  # of users, items, times
-SLOTS_PER_ENTRY = 4  # at least: most hashes are found at the first probe
-EMPTY = -1
-
-
-class HashTable:
-    """From 64-bit hashes to numbers, in plain arrays: millions of look-ups a second.
-
-    Open addressing with linear probing; all hashes of a call probe together.
-    """
-
-    def __init__(self) -> None:
-        self._size = 0
-        self._allocate(1 << 10)
-
-    def find(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the number of each hash, −1 where it is not in the table.
-
-        Args:
-            hashes: Shape `[n]`, uint64.
-
-        Returns:
-            Shape `[n]`, int32.
-        """
-        slots = (hashes & self._mask).astype(np.int64)
-        numbers = self._numbers[slots]
-        probing = np.flatnonzero((self._hashes[slots] != hashes) & (numbers != EMPTY))
-        while len(probing):
-            slots[probing] = (slots[probing] + 1) & int(self._mask)
-            at = slots[probing]
-            numbers[probing] = self._numbers[at]
-            passed = (self._hashes[at] != hashes[probing]) & (numbers[probing] != EMPTY)
-            probing = probing[passed]
-        return numbers
-
-    def add(self, hashes: np.ndarray, numbers: np.ndarray) -> None:
-        """Add hashes that are not in the table.
-
-        Args:
-            hashes: Shape `[n]`, uint64.
-            numbers: All different.  Shape `[n]`, int32.
-        """
-        if SLOTS_PER_ENTRY * (self._size + len(hashes)) > len(self._numbers):
-            self._grow(self._size + len(hashes))
-        self._size += len(hashes)
-        slots = (hashes & self._mask).astype(np.int64)
-        waiting = np.arange(len(hashes))
-        while len(waiting):
-            free = waiting[self._numbers[slots[waiting]] == EMPTY]
-            self._numbers[slots[free]] = numbers[free]  # the last of those that want one slot wins
-            won = free[self._numbers[slots[free]] == numbers[free]]
-            self._hashes[slots[won]] = hashes[won]
-            waiting = np.setdiff1d(waiting, won, assume_unique=True)
-            slots[waiting] = (slots[waiting] + 1) & int(self._mask)
-
-    def _grow(self, entries: int) -> None:
-        used = np.flatnonzero(self._numbers != EMPTY)
-        hashes, numbers = self._hashes[used], self._numbers[used]
-        self._allocate(1 << (2 * SLOTS_PER_ENTRY * entries - 1).bit_length())
-        self._size = 0
-        self.add(hashes, numbers)
-
-    def _allocate(self, slots: int) -> None:
-        self._mask = np.uint64(slots - 1)
-        self._hashes = np.zeros(slots, dtype=np.uint64)
-        self._numbers = np.full(slots, EMPTY, dtype=np.int32)
-
-
-def hashed(keys: pl.Series, seed: int) -> np.ndarray:
-    """Return 64-bit hashes; they differ between versions of polars, so they are never stored."""
-    return keys.hash(seed).to_numpy()
+MICROSECONDS = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 1e-3, "order": 1.0}
+LATEST = 4_102_444_800 * 1_000_000  # 2100-01-01
+EARLIEST_FINE = 365 * 86_400 * 1_000_000  # 1971: an earlier "millisecond" is really a second
+_LARGEST = (("s", 1e11), ("ms", 1e14), ("us", 1e17), ("ns", float("inf")))
 
 
 class KeyCodes:
-    """Number string keys 0, 1, 2 … in order of first appearance.
-
-    Keys are matched by a 64-bit hash, several times faster than by the strings; every match is
-    then compared with the stored key, and a collision changes the hash function.
-    """
+    """Number string keys 0, 1, 2 … in order of first appearance."""
 
     def __init__(self) -> None:
-        self.keys = pl.Series("key", [], dtype=pl.String)  # in order of their codes
-        self._table, self._seed = HashTable(), 0
+        self._kind = pl.Categorical(pl.Categories.random())
+        self._last = pl.Series("key", [], dtype=self._kind)  # polars drops categories without use
+        self._size = 0
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return self._size
 
     def encode(self, keys: pl.Series) -> np.ndarray:
         """Return the code of each key, new keys added.  Shape `[len(keys)]`, int32."""
-        hashes = hashed(keys, self._seed)
-        codes = self._table.find(hashes)
-        unknown = np.flatnonzero(codes == EMPTY)
-        if len(unknown):
-            first = unknown[pl.Series(hashes[unknown]).arg_unique().to_numpy()]
-            numbers = np.arange(len(self), len(self) + len(first), dtype=np.int32)
-            self._table.add(hashes[first], numbers)
-            new = keys.gather(first).alias("key")
-            self.keys = pl.concat([self.keys, new]).rechunk()
-            codes[unknown] = self._table.find(hashes[unknown])
-        if (self.keys.gather(codes) == keys).all():
-            return codes
-        self._seed += 1  # two keys shared a hash: the one without a number gets one now
-        self._table = HashTable()
-        self._table.add(hashed(self.keys, self._seed), np.arange(len(self), dtype=np.int32))
-        return self.encode(keys)
+        self._last = keys.cast(self._kind)
+        codes = self._last.to_physical().to_numpy().astype(np.int32)
+        self._size = max(self._size, int(codes.max(initial=-1)) + 1)
+        return codes
+
+    @property
+    def keys(self) -> pl.Series:
+        """All keys, in order of their codes."""
+        codes = pl.int_range(self._size, dtype=pl.UInt32, eager=True).alias("key")
+        return codes.cat.to(self._kind).cast(pl.String)
 
 
 class LogChunk(NamedTuple):
@@ -153,13 +84,7 @@ class StagedLog:
         self._files = [path.open("wb") for path in self._paths]
 
     def append(self, users: pl.Series, items: pl.Series, times: np.ndarray) -> np.ndarray:
-        """Add interactions and return their users' codes.
-
-        Args:
-            users: Keys without null.  Shape `[n]`.
-            items: Keys without null.  Shape `[n]`.
-            times: Microseconds.  Shape `[n]`, int64.
-        """
+        """Add interactions (keys without null, microseconds) and return their users' codes."""
         user_codes, item_codes = self.user_codes.encode(users), self.item_codes.encode(items)
         self.user_counts = _counted(self.user_counts, user_codes, len(self.user_codes))
         self.item_counts = _counted(self.item_counts, item_codes, len(self.item_codes))
@@ -189,3 +114,140 @@ def _counted(counts: np.ndarray, codes: np.ndarray, size: int) -> np.ndarray:
     more = np.bincount(codes, minlength=size)
     more[: len(counts)] += counts
     return more
+
+
+def read_log(
+    source: Source, folder: Path, tally: Tally, *, min_rating: float | None, progress: Progress
+) -> tuple[StagedLog, np.ndarray | None, int]:
+    """Read a whole source into a staged log.
+
+    Returns:
+        The log; the split of each user code (0 train, 1 valid, 2 test) if the source gives it; how
+        many interactions were left out for their rating.
+
+    Raises:
+        DataError: If too many lines were refused or nothing is left.
+    """
+    log, time_reader = StagedLog(folder), TimeReader(source.time_unit, tally)
+    user_split = np.zeros(0, dtype=np.int8)
+    below_rating = 0
+    try:
+        for batch in source.batches(tally):
+            rows, low = usable(batch, time_reader, tally, min_rating)
+            below_rating += low
+            codes = log.append(rows["user"], rows["item"], rows["time"].to_numpy())
+            if "split" in rows.columns:
+                user_split = _with_new_users(user_split, codes, rows["split"].to_numpy())
+            progress("reading", tally.lines, source.expected_rows)
+    finally:
+        log.close()
+    check_read(source, tally, log.rows)
+    return log, user_split if len(user_split) else None, below_rating
+
+
+def check_read(source: Source, tally: Tally, rows: int) -> None:
+    """Raise `DataError` if too many lines were refused or nothing is left."""
+    tally.check()
+    if not rows:
+        raise DataError(f"no interactions were read from {source.name}: is it the right file?")
+
+
+def usable(
+    batch: pl.DataFrame, time_reader: TimeReader, tally: Tally, min_rating: float | None
+) -> tuple[pl.DataFrame, int]:
+    """Return the rows of a batch that can be used, and how many had too low a rating."""
+    for name in ("user", "item"):
+        if batch[name].dtype.is_nested():
+            raise DataError(f"the {name} column holds {batch[name].dtype}, not ids: name another")
+    with reader_errors("the user, item or time column"):
+        ids = [pl.col(name).cast(pl.String) for name in ("user", "item")]
+        frame = batch.with_columns(*ids, time_reader.read(batch["time"]))
+    tally.lines += len(frame)
+    for name, reason in (("user", "no user id"), ("item", "no item id")):
+        present = (frame[name].is_not_null()) & (frame[name] != "")
+        frame = _refuse(frame, present, reason, tally)
+    timed = frame["time"].is_not_null()
+    frame = _refuse(frame, timed, "time missing, unreadable or absurd", tally)
+    if min_rating is None:
+        return frame, 0
+    if "rating" not in frame.columns:
+        raise DataError("the source has no rating, so --min-rating cannot be applied: leave it out")
+    rated = frame.filter(pl.col("rating").cast(pl.Float64, strict=False) >= min_rating)
+    return rated, len(frame) - len(rated)
+
+
+def _refuse(frame: pl.DataFrame, good: pl.Series, reason: str, tally: Tally) -> pl.DataFrame:
+    if good.all():
+        return frame
+    bad = frame.filter(~good)
+    example = ", ".join(f"{key}={value}" for key, value in bad.row(0, named=True).items())
+    tally.refuse(reason, len(bad), example)
+    return frame.filter(good)
+
+
+def _with_new_users(known: np.ndarray, codes: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """Add the splits of users first seen in this batch; a user in two splits is an error."""
+    splits = np.full(max(len(known), int(codes.max(initial=-1)) + 1), -1, dtype=np.int8)
+    splits[: len(known)] = known
+    new = codes >= len(known)
+    splits[codes[new][::-1]] = given[new][::-1]
+    if (splits[codes] != given).any():
+        raise DataError(
+            "a user appears in two of the train, valid and test files: they must be disjoint"
+        )
+    return splits
+
+
+class TimeReader:
+    """Turns times of any unit into microseconds since 1970.
+
+    Args:
+        unit: "s", "ms", "us", "ns", "order" (any number that only orders), or "auto": dates are
+            recognised by their type, numbers by the size of the first batch's median.
+        tally: Notes the unit that was chosen.
+    """
+
+    def __init__(self, unit: str, tally: Tally) -> None:
+        if unit != "auto" and unit not in MICROSECONDS:
+            raise ConfigError(f"time unit must be auto, {', '.join(MICROSECONDS)}, got {unit!r}")
+        self.unit, self._tally = unit, tally
+
+    def read(self, column: pl.Series) -> pl.Series:
+        """Return microseconds, null where the value is missing, no time, or out of range.
+
+        The name stays; shape `[n]`, int64.
+        """
+        if column.dtype in (pl.Date, pl.Datetime):
+            return column.cast(pl.Datetime("us")).to_physical()
+        if column.dtype == pl.String:
+            numbers = column.str.strip_chars().cast(pl.Float64, strict=False)
+            if numbers.null_count() == len(numbers) and len(numbers):
+                return self._dates(column)
+            column = numbers
+        numbers = column.cast(pl.Float64, strict=False)
+        unit = self._resolve(numbers)
+        scaled = numbers * MICROSECONDS[unit]
+        earliest = EARLIEST_FINE if unit in ("ms", "us", "ns") else 0
+        latest = 2.0**62 if unit == "order" else LATEST
+        possible = scaled.is_finite() & (scaled >= earliest) & (scaled <= latest)
+        return scaled.set(~possible.fill_null(value=False), None).round(0).cast(pl.Int64)
+
+    def _dates(self, column: pl.Series) -> pl.Series:
+        # polars reads one format at a time: a mixed column would otherwise lose one of them
+        text = column.str.strip_chars().str.replace("T", " ").str.replace(r"(Z|\+00:?00)$", "")
+        parsed = [
+            text.str.to_datetime(pattern, time_unit="us", strict=False)
+            for pattern in ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y/%m/%d %H:%M:%S")
+        ]
+        parsed.append(text.str.to_date("%Y-%m-%d", strict=False).cast(pl.Datetime("us")))
+        frame = pl.DataFrame({str(number): series for number, series in enumerate(parsed)})
+        times = frame.select(pl.coalesce(pl.all()).alias(column.name)).to_series().to_physical()
+        return times.set(((times < 0) | (times > LATEST)).fill_null(value=False), None)
+
+    def _resolve(self, numbers: pl.Series) -> str:
+        if self.unit == "auto":
+            median = numbers.filter(numbers.is_finite()).median()
+            size = abs(float(median)) if isinstance(median, (int, float)) else 0.0
+            self.unit = next(unit for unit, largest in _LARGEST if size < largest)
+            self._tally.notes.append(f"times read as {self.unit} since 1970")
+        return self.unit

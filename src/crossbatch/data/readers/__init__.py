@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossbatch.data.readers import amazon, comirec, movielens, recbole, table
-from crossbatch.data.readers.reading_errors import reader_errors, with_clear_errors
-from crossbatch.data.readers.source import Reader, ReadOptions
+from crossbatch.data.readers.source import Reader, ReadOptions, reader_errors, with_clear_errors
 from crossbatch.data.readers.table_files import is_pattern
 from crossbatch.errors import ConfigError, DataError
 

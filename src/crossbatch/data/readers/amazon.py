@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from crossbatch.data.readers.delimited import read_delimited, split_header
-from crossbatch.data.readers.json_lines import first_object, read_json_lines
 from crossbatch.data.readers.source import Column, ReadOptions, Source, Tally
 from crossbatch.data.readers.text_blocks import first_line, line_blocks
+from crossbatch.data.readers.text_tables import (
+    first_object,
+    read_delimited,
+    read_json_lines,
+    split_header,
+)
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:

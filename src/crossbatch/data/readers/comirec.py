@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from crossbatch.data.readers.delimited import read_delimited, read_whole
 from crossbatch.data.readers.source import Column, ReadOptions, Source, Tally
+from crossbatch.data.readers.text_tables import read_delimited, read_whole
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crossbatch.data.readers.delimited import read_delimited, read_whole, split_header
 from crossbatch.data.readers.source import Column, ReadOptions, Source, Tally
+from crossbatch.data.readers.text_tables import read_delimited, read_whole, split_header
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:

@@ -1,20 +1,27 @@
-"""What readers take and return: `ReadOptions`, `Source`, and a `Tally` of refused lines."""
+"""What readers take and return: `ReadOptions`, `Source`, and a `Tally` of refused lines.
+
+`reader_errors` turns errors of parsers into one sentence that names the file.
+"""
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.errors import ConfigError, DataError, out_of_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 KINDS = ("categorical", "multi_valued", "numeric", "text", "sentence", "dense")
+PARSER_ERRORS = (Exception, pl.exceptions.PanicException)  # a panic of polars is no `Exception`
+NOT_OF_THE_FILE = (ConfigError, DataError, OSError, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +181,51 @@ class Reader(NamedTuple):
 
     recognises: Callable[[Path], bool]
     open: Callable[[Path, ReadOptions], Source]
+
+
+@contextmanager
+def reader_errors(name: str) -> Iterator[None]:
+    """Raise errors of a parser inside the body as a `DataError` that names the file."""
+    try:
+        yield
+    except NOT_OF_THE_FILE as error:
+        if getattr(error, "errno", None) != errno.EINVAL:
+            raise
+        raise DataError(f"{name} points outside of itself: it is damaged") from error
+    except PARSER_ERRORS as error:
+        if out_of_memory(error):
+            raise MemoryError(str(error)) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"{name} cannot be read ({reason}): it is damaged, or not what its name says"
+        ) from error
+
+
+def with_clear_errors(source: Source) -> Source:
+    """Return the source with `reader_errors` around the reading of its log and tables."""
+
+    def batches(tally: Tally) -> Iterator[pl.DataFrame]:
+        frames = source.batches(tally)
+        while True:
+            with reader_errors(source.name):  # not around the code that uses the frames
+                frame = next(frames, None)
+            if frame is None:
+                return
+            yield frame
+
+    def table(read: Table | None) -> Table | None:
+        if read is None:
+            return None
+
+        def checked(keys: pl.Series, tally: Tally) -> pl.DataFrame:
+            with reader_errors(source.name):
+                return read(keys, tally)
+
+        return checked
+
+    return replace(
+        source,
+        batches=batches,
+        item_table=table(source.item_table),
+        user_table=table(source.user_table),
+    )

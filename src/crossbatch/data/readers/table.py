@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from crossbatch.data.readers.delimited import read_delimited
-from crossbatch.data.readers.json_lines import read_json_lines
 from crossbatch.data.readers.source import Column, Part, ReadOptions, Source, Table, Tally
 from crossbatch.data.readers.table_files import (
     SUFFIXES,
@@ -26,6 +24,7 @@ from crossbatch.data.readers.table_files import (
     part_columns,
     read_table,
 )
+from crossbatch.data.readers.text_tables import read_delimited, read_json_lines
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

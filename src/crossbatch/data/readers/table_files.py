@@ -12,10 +12,9 @@ from urllib.parse import unquote
 
 import polars as pl
 
-from crossbatch.data.readers.delimited import read_whole, split_header
-from crossbatch.data.readers.json_lines import first_object
 from crossbatch.data.readers.source import Column
 from crossbatch.data.readers.text_blocks import line_blocks
+from crossbatch.data.readers.text_tables import first_object, read_whole, split_header
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:

@@ -19,8 +19,10 @@ from crossbatch.data.synthetic.catalogue import (
     item_keys,
     item_table,
     make_catalogue,
+    permuted,
+    places_in_group,
+    spread_repeats,
 )
-from crossbatch.data.synthetic.item_assignment import permuted, places_in_group, spread_repeats
 from crossbatch.data.synthetic.topic_visits import TOPICS, Visits, visit_topics
 from crossbatch.errors import ConfigError
 from crossbatch.files import atomic_folder, write_document

@@ -9,8 +9,7 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import map_array
-from crossbatch.data.dataset.key_index import KeyIndex, sorted_hashes
-from crossbatch.data.dataset.string_table import StringTable, write_strings
+from crossbatch.data.dataset.string_table import KeyIndex, StringTable, sorted_hashes, write_strings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -9,7 +9,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossbatch.data.prepare.filtering import Frequent, keep_frequent
+from crossbatch.data.prepare.numbering import Frequent, keep_frequent
 from crossbatch.data.prepare.staged_log import StagedLog
 
 Pairs = list[tuple[str, str]]
