@@ -16,7 +16,6 @@ from crossbatch.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from types import TracebackType
 
     from numpy.typing import DTypeLike
 
@@ -47,12 +46,7 @@ def offsets_of(lengths: np.ndarray) -> np.ndarray:
 def range_positions(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return every position in `start:end` of each row, one row after another.
 
-    Args:
-        starts: First position of each row.  Shape `[n]`.
-        ends: Position after the last.  Shape `[n]`.
-
-    Returns:
-        The positions, and the offsets of each row in them `[n + 1]`; int64.
+    The second array holds the offsets of each row in the first `[n + 1]`; both are int64.
     """
     offsets = offsets_of(ends - starts)
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], ends - starts), offsets
@@ -61,9 +55,7 @@ def range_positions(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, n
 def user_runs(offsets: np.ndarray, rows: int) -> list[slice]:
     """Cut the users into runs of about `rows` interactions, at most one user's more.
 
-    Args:
-        offsets: Where each user's interactions begin, and the end of all.  Shape `[num_users + 1]`.
-        rows: Interactions of a run.
+    `offsets` say where each user's interactions begin, and the end of all.  `[num_users + 1]`.
     """
     num_users, total = len(offsets) - 1, int(offsets[-1])
     inner = np.searchsorted(offsets[1:], np.arange(rows, total, rows))
@@ -72,11 +64,7 @@ def user_runs(offsets: np.ndarray, rows: int) -> list[slice]:
 
 
 class ArrayReader:
-    """A one-dimensional `.npy` that is read in slices.
-
-    Args:
-        path: An existing file.
-    """
+    """A one-dimensional `.npy` that is read in slices."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -100,13 +88,7 @@ def pieces(array: ArrayReader | np.ndarray, rows: int) -> Iterator[np.ndarray]:
 
 
 class ArrayWriter:
-    """A one-dimensional `.npy` of known length, filled from its beginning.
-
-    Args:
-        path: The file to create.
-        dtype: Type of the elements; written little-endian.
-        length: How many elements will be appended in all.
-    """
+    """A new one-dimensional `.npy` of known length, little-endian, filled from its beginning."""
 
     def __init__(self, path: Path, dtype: DTypeLike, length: int) -> None:
         self._dtype = np.dtype(dtype).newbyteorder("<")
@@ -127,12 +109,7 @@ class ArrayWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.close()
-        if error is None and self._written != self._length:
+        if kind is None and self._written != self._length:
             raise RuntimeError(f"{self._written} of {self._length} elements were written")

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from crossbatch.data.dataset.arrays import range_positions
-from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,32 +93,13 @@ class TrainingPart:
 
 
 def training_batches(
-    part: TrainingPart,
-    batch_size: int,
-    *,
-    seed: int,
-    history_length: int,
-    start: int,
-    later: bool = False,
+    part: TrainingPart, batch_size: int, seed: int, history_length: int, start: int, later: bool
 ) -> Iterator[Batch]:
     """Yield batches without end; batch i depends on the seed and i alone.
 
     Each is `batch_size` distinct users, uniform, each with a target position uniform over those
     that have `min_history` items before them; with the items after it if `later`.
     """
-    _check_sizes(batch_size, history_length)
-    if batch_size > len(part.users):
-        raise ConfigError(
-            f"batch_size must not exceed the {len(part.users):,} training users, got {batch_size:,}"
-        )
-    if start < 0 or seed < 0:
-        raise ConfigError(f"seed and start must not be negative, got {seed} and {start}")
-    return _training_batches(part, batch_size, seed, history_length, start, later)
-
-
-def _training_batches(
-    part: TrainingPart, batch_size: int, seed: int, history_length: int, start: int, later: bool
-) -> Iterator[Batch]:
     import torch
 
     per_block = min(max(1, BLOCK_SAMPLES // batch_size), BLOCK_BATCHES)
@@ -175,14 +155,7 @@ def eval_batches(
 ) -> Iterator[EvalBatch]:
     """Yield evaluation samples in stored order; the last batch may be short.
 
-    Args:
-        items: All sequences end to end.  Shape `[n]`.
-        users: Shape `[E]`.
-        starts: Where each user's sequence starts.  Shape `[E]`.
-        cuts: Where the history ends and the targets begin.  Shape `[E]`.
-        ends: Where the targets end.  Shape `[E]`.
-        batch_size: Samples in a batch.
-        history_length: L, the most recent items that are shown.
+    Of `items`, all sequences end to end, `start:cut` is a user's history and `cut:end` the targets.
     """
     import torch
 
@@ -225,10 +198,3 @@ def _ranges(items: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[Te
 
     positions, offsets = range_positions(starts, ends)
     return torch.from_numpy(items[positions].astype(np.int64)), torch.from_numpy(offsets)
-
-
-def _check_sizes(batch_size: int, history_length: int) -> None:
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
-    if history_length < 1:
-        raise ConfigError(f"history_length must be at least 1, got {history_length}")

@@ -71,7 +71,7 @@ def _check_keys(dataset: Dataset) -> None:
     for name, rows in (("item", item_rows), ("user", dataset.num_users)):
         keys = StringTable(dataset.path, f"{name}_keys")
         _require(keys.is_valid and len(keys) == rows, f"{name} keys do not fit")
-    titles = dataset.title_table()
+    titles = dataset.title_table
     fit = titles is None or (titles.is_valid and len(titles) == item_rows)
     _require(fit, "item titles do not fit")
 

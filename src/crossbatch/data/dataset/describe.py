@@ -167,15 +167,11 @@ def _order(dataset: Dataset) -> dict[str, float]:
 
 
 def _time(dataset: Dataset) -> dict[str, str] | None:
-    times = dataset.times
-    first, last = int(times.min()), int(times.max())
-    if last < 365 * 86_400 * 1_000_000:  # positions, not moments
+    moments = {"first": int(dataset.times.min()), "last": int(dataset.times.max())}
+    if moments["last"] < 365 * 86_400 * 1_000_000:  # positions, not moments
         return None
-    return {"first": _date(first), "last": _date(last)}
-
-
-def _date(microseconds: int) -> str:
-    return datetime.fromtimestamp(microseconds / 1e6, tz=UTC).date().isoformat()
+    dates = {name: datetime.fromtimestamp(time / 1e6, tz=UTC) for name, time in moments.items()}
+    return {name: date.date().isoformat() for name, date in dates.items()}
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float]:

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import map_array
-from crossbatch.data.dataset.encoders import ENCODERS, Encoded, Encoder
+from crossbatch.data.dataset.encoders import ENCODERS, Encoder
 from crossbatch.data.dataset.string_table import StringTable, write_strings
 from crossbatch.errors import DataError
 from crossbatch.files import read_document, write_document
@@ -53,13 +53,10 @@ class Feature:
 def write_features(
     folder: Path, table: pl.DataFrame, columns: Sequence[Column], *, padding: int = 0
 ) -> dict[str, dict[str, Any]]:
-    """Fit an encoder to each column, write its arrays and state, and return what was learned.
+    """Fit an encoder to each column, write its arrays and state to a new folder.
 
-    Args:
-        folder: A new folder for these features.
-        table: One row for each row of the features, null where there is no content.
-        columns: Which columns of `table` to encode, and how.
-        padding: Number of first rows that are padding and do not count as missing content.
+    `table` has one row for each row of the features, null where there is no content; its first
+    `padding` rows do not count as missing content.
 
     Returns:
         For each feature its kind, size, and the share of rows that have a value.
@@ -69,10 +66,13 @@ def write_features(
     summary: dict[str, dict[str, Any]] = {}
     for number, column in enumerate(columns):
         series = table[column.name]
+        rows = series[padding:]
         encoder = ENCODERS[column.kind].fit(series, column)
         encoded = encoder.encode(series)
         stem = f"{number:02d}"  # a column's name need not be a file's name
-        _write_encoded(folder, stem, encoded)
+        np.save(folder / f"{stem}.npy", encoded.values)
+        if encoded.offsets is not None:
+            np.save(folder / f"{stem}.offsets.npy", encoded.offsets)
         if encoder.vocabulary is not None:
             write_strings(folder, f"{stem}.vocabulary", encoder.vocabulary)
         schema[column.name] = {
@@ -85,7 +85,7 @@ def write_features(
         summary[column.name] = {
             "encoder": column.kind,
             "num_values": encoded.num_values,
-            "coverage": _coverage(series[padding:]),
+            "coverage": round(1.0 - rows.null_count() / max(len(rows), 1), 6),
         }
     write_document(folder / SCHEMA, schema, indent=2)
     return summary
@@ -118,12 +118,7 @@ def read_encoders(folder: Path) -> dict[str, Encoder]:
 
 
 def encode_table(encoders: dict[str, Encoder], table: pl.DataFrame) -> dict[str, Feature]:
-    """Encode new rows with fitted encoders; a column that `table` lacks counts as missing.
-
-    Args:
-        encoders: As given by `read_encoders`.
-        table: One row for each new item or user, with the columns' original names.
-    """
+    """Encode new items or users, one a row; a column that `table` lacks counts as missing."""
     unknown = sorted(set(table.columns) - set(encoders))
     if encoders and len(unknown) == len(table.columns):
         raise DataError(
@@ -136,12 +131,6 @@ def encode_table(encoders: dict[str, Encoder], table: pl.DataFrame) -> dict[str,
         encoded = encoder.encode(series)
         features[name] = Feature(name, encoder.feature_kind, *encoded)
     return features
-
-
-def _write_encoded(folder: Path, stem: str, encoded: Encoded) -> None:
-    np.save(folder / f"{stem}.npy", encoded.values)
-    if encoded.offsets is not None:
-        np.save(folder / f"{stem}.offsets.npy", encoded.offsets)
 
 
 def _offsets(folder: Path, stem: str) -> np.ndarray | None:
@@ -160,7 +149,3 @@ def _schema(folder: Path) -> dict[str, Any]:
         if not str(entry["stem"]).isalnum():  # it becomes a file's name
             raise DataError(f"{path} names the file {entry['stem']!r}: prepare the dataset again")
     return schema
-
-
-def _coverage(series: pl.Series) -> float:
-    return round(1.0 - series.null_count() / max(len(series), 1), 6)

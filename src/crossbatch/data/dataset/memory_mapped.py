@@ -86,14 +86,17 @@ class Dataset:
             start: Number of the first batch: a run that stopped after n batches resumes at n.
             later: Whether to add the items that came after each positive, `batch.later`.
         """
-        return training_batches(
-            self._training,
-            batch_size,
-            seed=seed,
-            history_length=history_length,
-            start=start,
-            later=later,
-        )
+        for name, size in (("batch_size", batch_size), ("history_length", history_length)):
+            if size < 1:
+                raise ConfigError(f"{name} must be at least 1, got {size}")
+        users = len(self.train_users)
+        if batch_size > users:
+            raise ConfigError(
+                f"batch_size must not exceed the {users:,} training users, got {batch_size:,}"
+            )
+        if start < 0 or seed < 0:
+            raise ConfigError(f"seed and start must not be negative, got {seed} and {start}")
+        return training_batches(self._training, batch_size, seed, history_length, start, later)
 
     def eval_batches(
         self,
@@ -170,15 +173,16 @@ class Dataset:
         """Return the items' titles, their keys where there is none."""
         ids = [int(item) for item in ids]
         keys = self.item_keys(ids)
-        table = self.title_table()
-        if table is None:
+        if self.title_table is None:
             return keys
-        return [title or key for title, key in zip(table.take(ids), keys, strict=True)]
+        titles = self.title_table.take(ids)
+        return [title or key for title, key in zip(titles, keys, strict=True)]
 
+    @cached_property
     def title_table(self) -> StringTable | None:
-        """Return the titles as stored, if the source had any."""
+        """The titles as stored, if the source had any."""
         there = (self.path / "item_titles.bytes.npy").is_file()
-        return self._item_titles if there else None
+        return StringTable(self.path, "item_titles") if there else None
 
     def item_ids(self, keys: Sequence[str]) -> np.ndarray:
         """Return the ids of items by their keys in the source, 0 where unknown.  int64."""
@@ -231,10 +235,6 @@ class Dataset:
     @cached_property
     def _item_keys(self) -> StringTable:
         return StringTable(self.path, "item_keys")
-
-    @cached_property
-    def _item_titles(self) -> StringTable:
-        return StringTable(self.path, "item_titles")
 
     @cached_property
     def _user_keys(self) -> StringTable:

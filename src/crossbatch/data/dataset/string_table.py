@@ -40,12 +40,7 @@ def write_strings(folder: Path, name: str, strings: pl.Series) -> None:
 
 
 class StringTable:
-    """A read-only, memory-mapped list of strings.
-
-    Args:
-        folder: Where the two arrays are.
-        name: Their common name.
-    """
+    """A read-only, memory-mapped list of strings: the two arrays `name` of a folder."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._offsets = map_array(folder / f"{name}.offsets.npy")
@@ -92,9 +87,7 @@ def key_hashes(keys: Sequence[str]) -> np.ndarray:
 def sorted_hashes(keys: Sequence[str], *, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return the hashes of the keys in ascending order, uint64, and the row of each, int32.
 
-    Args:
-        keys: All keys, by row.
-        first: Rows before it (the padding of items) are left out.
+    Rows before `first` (the padding of items) are left out.
     """
     hashes = key_hashes(keys)[first:]
     order = np.argsort(hashes, kind="stable")

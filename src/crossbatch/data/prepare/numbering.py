@@ -129,12 +129,8 @@ def number_keys(
     """Give ids to the kept users and items; lengths do not know of withheld items yet.
 
     Items are sorted by descending count, equals by first appearance.  Users are shuffled with the
-    seed and cut into train, valid and test; a split that the source gives is kept, in its order.
-
-    Args:
-        frequent: Which users and items stay, by codes in order of first appearance.
-        options: Seed, shares and cold items.
-        given: Split of each user code (0 train, 1 valid, 2 test) if the source gives it.
+    seed and cut into train, valid and test; a split that the source gives for each user code (0
+    train, 1 valid, 2 test) is kept, in its order.
 
     Raises:
         DataError: If the filters left nothing.

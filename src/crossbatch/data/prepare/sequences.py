@@ -129,9 +129,6 @@ def _fill_buckets(
     columns: dict[str, np.ndarray], bounds: np.ndarray, buckets: Sequence[Bucket]
 ) -> None:
     """Give each bucket the rows of its users, in the order of the log."""
-    if len(buckets) == 1:
-        buckets[0].put(columns)
-        return
     number = np.searchsorted(bounds, columns["user"], side="right")
     # the shorter the numbers, the faster the sort: of one or two bytes it is a radix sort
     number = number.astype(np.min_scalar_type(len(buckets)))

@@ -205,11 +205,7 @@ def numbered_log(
 ) -> DataFrame:
     """Return the kept interactions with columns `user_row` and `item_id`.
 
-    Args:
-        log: All interactions.
-        keys: What the filters kept.
-        numbering: Final ids of those keys.
-        folder: Where the ids are written for Spark.
+    The ids are written to `folder` for Spark.
     """
     folder.mkdir()
     items = pl.DataFrame({"item": keys.items, "item_id": numbering.items})

@@ -167,7 +167,9 @@ def _moment(times: ArrayReader | np.ndarray, share: float) -> int:
     hold the whole log in memory.
     """
     most = round(share * len(times))
-    low, high = _span(times)  # all are at or after low, none at or after high
+    ends = [(int(piece.min()), int(piece.max())) for piece in pieces(times, CHUNK_ROWS)]
+    # all are at or after low, none at or after high
+    low, high = min(first for first, _ in ends), max(last for _, last in ends) + 1
     later = 0  # at or after high
     while high - low > 1:
         width = -(-(high - low) // BINS)
@@ -180,11 +182,6 @@ def _moment(times: ArrayReader | np.ndarray, share: float) -> int:
         later = int(since[number + 1])
         low, high = low + number * width, min(low + (number + 1) * width, high)
     return high
-
-
-def _span(times: ArrayReader | np.ndarray) -> tuple[int, int]:
-    ends = [(piece.min(), piece.max()) for piece in pieces(times, CHUNK_ROWS)]
-    return int(min(low for low, _ in ends)), int(max(high for _, high in ends)) + 1
 
 
 def _before(sequences: Sequences, moment: int) -> np.ndarray:
@@ -229,12 +226,7 @@ def training_positives(
 
         q(i) = 1/U · Σ_u #(positions k ≥ m of u that hold i) / (L_u − m).
 
-    Args:
-        items: All sequences end to end.  Shape `[n]`.
-        starts: Where each user's training part starts, ascending.  Shape `[T]`.
-        ends: Where it ends.  Shape `[T]`.
-        num_items: Largest item id.
-        min_history: m, how many items a training sample has before its target at least.
+    The training parts are `start:end` of `items`, all sequences end to end; starts ascend.
     """
     lengths = ends - starts
     eligible = lengths > min_history

@@ -69,11 +69,7 @@ class LogChunk(NamedTuple):
 
 
 class StagedLog:
-    """Interactions as three flat files that are written once and then read in chunks.
-
-    Args:
-        folder: An existing folder for the files.
-    """
+    """Interactions as three flat files of a folder, written once and then read in chunks."""
 
     def __init__(self, folder: Path) -> None:
         self.user_codes, self.item_codes = KeyCodes(), KeyCodes()

@@ -25,7 +25,6 @@ from crossbatch.data.readers.text_tables import (
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -76,12 +75,13 @@ def open_source(path: Path, options: ReadOptions) -> Source:
             f"{path} must be an Amazon review file or a folder with exactly one: its fields are "
             f"{' or '.join(', '.join(layout.values()) for layout in LAYOUTS.values())}"
         )
+    read = read_delimited if ".csv" in reviews.name else read_json_lines
     meta = options.items or (_meta(path) if path.is_dir() else None)
     chosen = options.item_columns if options.item_columns is not None else ITEM_COLUMNS
     return Source(
         format="amazon",
         files=(reviews, meta) if meta else (reviews,),
-        batches=lambda tally: _batches(reviews, columns, tally),
+        batches=lambda tally: read(reviews, columns, tally),
         item_table=(lambda keys, tally: read_metadata(meta, keys, tally)) if meta else None,
         item_columns=chosen if meta else (),
         title="title" if meta else None,
@@ -118,19 +118,10 @@ def _layout(reviews: Path) -> dict[str, str] | None:
     return next((layout for layout in LAYOUTS.values() if fields.issuperset(layout.values())), None)
 
 
-def _batches(reviews: Path, columns: dict[str, str], tally: Tally) -> Iterator[pl.DataFrame]:
-    if ".csv" in reviews.name:
-        return read_delimited(reviews, columns, tally)
-    return read_json_lines(reviews, columns, tally)
-
-
 def read_metadata(path: Path, keys: pl.Series, tally: Tally) -> pl.DataFrame:
-    """Return title, leaf category, category path, brand and price of the wanted items.
+    """Return title, leaf category, category path, brand and price of the items with these keys.
 
-    Args:
-        path: A `meta_X` file of any edition.
-        keys: The wanted items.
-        tally: Counts the wanted lines that cannot be parsed.
+    The tally counts their lines that cannot be parsed.
     """
     wanted = {key.encode() for key in keys.to_list()}
     rows = []

@@ -213,19 +213,10 @@ def with_clear_errors(source: Source) -> Source:
                 return
             yield frame
 
-    def table(read: Table | None) -> Table | None:
-        if read is None:
-            return None
-
-        def checked(keys: pl.Series, tally: Tally) -> pl.DataFrame:
-            with reader_errors(source.name):
-                return read(keys, tally)
-
-        return checked
-
+    checked = reader_errors(source.name)  # as a decorator it wraps every call anew
     return replace(
         source,
         batches=batches,
-        item_table=table(source.item_table),
-        user_table=table(source.user_table),
+        item_table=source.item_table and checked(source.item_table),
+        user_table=source.user_table and checked(source.user_table),
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from crossbatch.data.readers.source import Column, Part, ReadOptions, Source, Table, Tally
+from crossbatch.data.readers.source import Column, Part, ReadOptions, Source, Tally
 from crossbatch.data.readers.table_files import (
     SUFFIXES,
     check_parts,
@@ -63,14 +63,15 @@ def open_source(path: Path, options: ReadOptions) -> Source:
     names = {column.name for column in item_columns}
     title = options.title or ("title" if "title" in names else None)
     wanted = sorted(names | {title} if title else names)
+    user_names = sorted(column.name for column in user_columns)
     return Source(
         format="table",
         files=tuple(file for file in (*logs, items, users) if file is not None),
         batches=lambda tally: _batches(parts, columns, tally),
         parts=parts if "time" in columns else (),  # else a row's time is its place in the whole log
         time_unit="order" if options.time == "none" else options.time_unit or "auto",
-        item_table=_table(items, item_key, wanted),
-        user_table=_table(users, user_key, sorted(column.name for column in user_columns)),
+        item_table=partial(read_table, items, item_key, wanted) if items else None,
+        user_table=partial(read_table, users, user_key, user_names) if users else None,
         item_columns=item_columns,
         user_columns=user_columns,
         title=title if items else None,
@@ -196,9 +197,3 @@ def _content(
             f"{table.name} has no column {unknown[0]!r}; its columns are {', '.join(names)}"
         )
     return key, chosen
-
-
-def _table(path: Path | None, key: str, wanted: list[str]) -> Table | None:
-    if path is None:
-        return None
-    return lambda keys, tally: read_table(path, key, wanted, keys, tally)

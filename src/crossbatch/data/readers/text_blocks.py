@@ -22,7 +22,10 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 def open_binary(path: Path) -> IO[bytes]:
     """Open a file for reading, decompressed if it begins like gzip, whatever its name."""
-    file = _open(path)
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
     if file.read(2) == GZIP_MAGIC:
         file.close()
         return cast("IO[bytes]", gzip.open(path, "rb"))
@@ -96,13 +99,6 @@ def check_ratio(name: str, unpacked: int, packed: int) -> None:
 
 def _too_long(path: Path) -> DataError:
     return DataError(f"{path.name} has a line of more than {MAX_LINE_BYTES >> 20} MB: is it text?")
-
-
-def _open(path: Path) -> IO[bytes]:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _broken(path: Path, error: Exception) -> DataError:

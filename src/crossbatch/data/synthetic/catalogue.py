@@ -55,10 +55,7 @@ class Catalogue(NamedTuple):
 def make_catalogue(rng: np.random.Generator, visits: np.ndarray, num_items: int) -> Catalogue:
     """Distribute items over topics by demand, and demand over the items of a topic by Zipf's law.
 
-    Args:
-        rng: Draws the items' keys.
-        visits: Interactions of each topic.  Shape `[num_topics]`, int64.
-        num_items: I.
+    `visits` are the interactions of each topic.  Shape `[num_topics]`, int64.
     """
     sizes = _sizes(visits, num_items)
     topics = np.repeat(np.arange(len(visits)), sizes)
@@ -144,15 +141,9 @@ def made_up_words(count: int, salt: int = 0) -> np.ndarray:
 
 
 def permuted(numbers: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Permute each number within its own range.
+    """Permute each number within its own range, below its size.  Shapes `[n]`, int64.
 
-    Args:
-        numbers: Each below its size.  Shape `[n]`, int64.
-        sizes: Shape `[n]`, int64.
-        keys: Numbers with the same size and key are permuted by the same permutation.  `[n]`.
-
-    Returns:
-        Shape `[n]`, int64.
+    Numbers with the same size and key are permuted by the same permutation.
     """
     half = np.array([max(1, (int(size - 1).bit_length() + 1) // 2) for size in np.unique(sizes)])
     half = half[np.searchsorted(np.unique(sizes), sizes)].astype(np.uint64)
@@ -190,14 +181,7 @@ def spread_repeats(
 ) -> np.ndarray:
     """Swap most items that a user has twice with those of other visits to the same topic.
 
-    Args:
-        rng: Chooses the partners.
-        users: Shape `[n]`.
-        items: Shape `[n]`.
-        topics: Swaps stay inside a topic, so its counts stay exact.  Shape `[n]`.
-
-    Returns:
-        The items after the swaps.  Shape `[n]`.
+    Swaps stay inside a topic, so its counts stay exact.  Shapes `[n]`.
     """
     items = items.copy()
     order = np.argsort(topics, kind="stable")

@@ -128,13 +128,11 @@ class SyntheticLog:
         lengths = self._lengths()
         self._users.clear()
         topic_counts = np.zeros(self.options.categories * TOPICS, dtype=np.int64)
-        for block, visited in self._visits(lengths):
-            del block
+        for _, _, visited in self._visits(lengths):
             topic_counts += np.bincount(visited.topics, minlength=len(topic_counts))
         self._catalogue = make_catalogue(self._rng("keys"), topic_counts, self.options.items)
         assigned = np.zeros_like(topic_counts)
-        for block, visited in self._visits(lengths):
-            span = slice(block * BLOCK_USERS, (block + 1) * BLOCK_USERS)
+        for block, span, visited in self._visits(lengths):
             users = np.repeat(np.arange(len(lengths))[span], lengths[span])
             items = self._assign_items(self._catalogue, visited.topics, users, assigned, block)
             times = _times(self._rng("times", block), lengths[span])
@@ -157,13 +155,11 @@ class SyntheticLog:
         """Return the users' content; the log must have been read before."""
         return pl.concat(self._users)
 
-    def _visits(self, lengths: np.ndarray) -> Iterator[tuple[int, Visits]]:
+    def _visits(self, lengths: np.ndarray) -> Iterator[tuple[int, slice, Visits]]:
         for block in range(-(-len(lengths) // BLOCK_USERS)):
             span = slice(block * BLOCK_USERS, (block + 1) * BLOCK_USERS)
-            yield (
-                block,
-                visit_topics(self._rng("walk", block), lengths[span], self.options.categories),
-            )
+            rng = self._rng("walk", block)
+            yield block, span, visit_topics(rng, lengths[span], self.options.categories)
 
     def _assign_items(
         self,

@@ -30,22 +30,13 @@ class Visits(NamedTuple):
     first_interest: np.ndarray
 
 
-def category_shares(num_categories: int) -> np.ndarray:
-    """Return the probability of each category, by Zipf's law.  Shape `[C]`."""
-    weights: np.ndarray = (np.arange(num_categories) + 2.0) ** -0.8
-    shares: np.ndarray = weights / weights.sum()
-    return shares
-
-
 def visit_topics(rng: np.random.Generator, lengths: np.ndarray, num_categories: int) -> Visits:
     """Draw the topics that users visit: all users at once, one step at a time.
 
-    Args:
-        rng: Draws everything.
-        lengths: Steps of each user.  Shape `[U]`.
-        num_categories: C.
+    `lengths` are the steps of each user.  Shape `[U]`.
     """
-    cumulative = np.cumsum(category_shares(num_categories))
+    weights = (np.arange(num_categories) + 2.0) ** -0.8  # Zipf's law
+    cumulative = np.cumsum(weights / weights.sum())
     order = np.argsort(-lengths, kind="stable")  # the users with steps left are always a prefix
     starts = (np.cumsum(lengths) - lengths)[order]
     remaining = lengths[order]
