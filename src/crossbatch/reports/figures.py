@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING, Any
 from crossbatch.errors import ConfigError
 from crossbatch.files import write_file
 from crossbatch.reports.axis import log_ticks, short
-from crossbatch.reports.comparison import Comparison, compare
-from crossbatch.reports.formatting import metric_name
-from crossbatch.reports.plots import colors_of, training_plots
+from crossbatch.reports.comparison import compare
+from crossbatch.reports.plots import BarChart, Plot, colors_of, gain_charts, training_plots
 from crossbatch.reports.svg import COLORS, DASHES
 from crossbatch.reports.variants import group_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
     from matplotlib.axis import XAxis, YAxis
     from matplotlib.figure import Figure
 
-    from crossbatch.reports.plots import Plot
     from crossbatch.reports.runs import Run
 
 FORMATS = ("png", "pdf")
@@ -42,54 +40,50 @@ STYLES = ("-", (0, (6, 3)), (0, (2, 3)))  # the same dashes as svg.DASHES
 def write_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
     """Draw one figure per kind of curve, and one of the gains; each as PNG and PDF.
 
-    Args:
-        runs: what to draw.
-        folder: where the files go; made if missing.
-
     Returns:
         The files written. Runs without a journal and without gains give none.
     """
     variants, comparison = group_runs(runs), compare(runs)
-    by_name: dict[str, list[Plot]] = {}
+    figures: dict[str, list[Plot | BarChart]] = {}
     for plot in training_plots(variants, comparison.headline):
-        by_name.setdefault(plot.name, []).append(plot)
-    written = []
-    for name, plots in by_name.items():
-        written += draw_panels(plots, folder, name, columns=len(plots))
-    return written + draw_gains(comparison, colors_of(variants), folder)
+        figures.setdefault(plot.name, []).append(plot)
+    figures["gain"] = [*gain_charts(comparison, colors_of(variants))]
+    return [
+        path
+        for name, charts in figures.items()
+        if charts
+        for path in draw_panels(charts, folder, name, columns=len(charts))
+    ]
 
 
-def draw_gains(comparison: Comparison, colors: Mapping[str, int], folder: Path) -> list[Path]:
-    """Draw the gains over in-batch in the headline metric; nothing where there are none."""
-    figure = _figure_class()(layout="constrained")
-    return _save(figure, folder, "gain") if _draw_gains(figure, comparison, colors) else []
-
-
-def draw_panels(plots: Sequence[Plot], folder: Path, name: str, *, columns: int) -> list[Path]:
-    """Draw plots side by side, `columns` in a row, with one legend; as PNG and PDF."""
-    figure_class = _figure_class()
-    rows = -(-len(plots) // columns)
-    size = (PANEL[0] * columns, PANEL[1] * rows)
-    figure = figure_class(figsize=size, layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, plot in zip(panels, plots, strict=False):
-        _draw_lines(axes, plot)
-    for axes in panels[len(plots) :]:
-        axes.set_visible(False)
-    _legend(figure, panels)
-    return _save(figure, folder, name)
-
-
-def _figure_class() -> type[Figure]:
-    """The class itself, not pyplot: no window, no global state, no backend to choose."""
+def draw_panels(
+    charts: Sequence[Plot | BarChart], folder: Path, name: str, *, columns: int
+) -> list[Path]:
+    """Draw charts side by side, `columns` in a row, with one legend; as PNG and PDF."""
     try:
+        # The class itself, not pyplot: no window, no global state, no backend to choose.
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(
             "figures need matplotlib, which is not installed; "
             "run `pip install 'crossbatch[report]'` or leave out --figures"
         ) from error
-    return Figure
+    columns = min(columns, len(charts))
+    rows = -(-len(charts) // columns)
+    figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, chart in zip(panels, charts, strict=False):
+        _draw_lines(axes, chart) if isinstance(chart, Plot) else _draw_bars(axes, chart)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(visible=True, color="#e4e4e4", lw=0.6)
+        axes.set_axisbelow(True)
+        axes.tick_params(labelsize=8)
+        for label in (axes.xaxis.label, axes.yaxis.label):
+            label.set_fontsize(8.5)
+    for axes in panels[len(charts) :]:
+        axes.set_visible(False)
+    _legend(figure, panels)
+    return _save(figure, folder, name)
 
 
 def _draw_lines(axes: Axes, plot: Plot) -> None:
@@ -123,7 +117,6 @@ def _draw_lines(axes: Axes, plot: Plot) -> None:
     axes.set_title(_plain(plot.title), fontsize=9)
     axes.set_xlabel(plot.x_label)
     axes.set_ylabel(_plain(plot.y_label))
-    _tidy(axes)
 
 
 def _round_ticks(axis: XAxis | YAxis, limits: tuple[float, float]) -> None:
@@ -133,40 +126,21 @@ def _round_ticks(axis: XAxis | YAxis, limits: tuple[float, float]) -> None:
     axis.set_ticks([], minor=True)
 
 
-def _draw_gains(figure: Figure, comparison: Comparison, colors: Mapping[str, int]) -> bool:
-    """Horizontal bars with their intervals; False where no run has a reference."""
-    metric = comparison.headline
-    rows = [row for row in comparison.rows if metric in row.gains]
-    if not rows:
-        return False
-    figure.set_size_inches(5.2, 0.8 + 0.3 * len(rows))
-    axes = figure.subplots()
-    for place, row in enumerate(reversed(rows)):
-        gain = row.gains[metric]
-        axes.barh(
-            place, 100 * gain.relative, color=PALETTE[colors[row.sampler] % COLORS], height=0.6
-        )
-        if gain.interval:
-            axes.plot([100 * bound for bound in gain.interval], [place] * 2, "k|-", lw=1, ms=5)
-    axes.set_yticks(range(len(rows)), [_plain(row.label) for row in reversed(rows)])
+def _draw_bars(axes: Axes, chart: BarChart) -> None:
+    """Horizontal bars with their intervals, from top to bottom."""
+    for place, bar in enumerate(chart.bars):
+        axes.barh(place, bar.value, color=PALETTE[(bar.color or 0) % COLORS], height=0.6)
+        if bar.interval:
+            axes.plot(bar.interval, [place] * 2, "k|-", lw=1, ms=5)
+    axes.set_yticks(range(len(chart.bars)), [_plain(bar.label) for bar in chart.bars])
+    axes.invert_yaxis()
+    axes.set_title(_plain(chart.title), fontsize=9, loc="right")  # the labels need the left
     axes.axvline(0, color="black", lw=0.8)
-    axes.set_xlabel(f"gain over in-batch in test {metric_name(metric)}, %")
-    _tidy(axes)
-    return True
 
 
 def _plain(text: str) -> str:
     """Matplotlib reads what stands between dollars as mathematics; names are not."""
     return text.replace("$", r"\$")
-
-
-def _tidy(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(visible=True, color="#e4e4e4", lw=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=8)
-    for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set_fontsize(8.5)
 
 
 def _legend(figure: Figure, panels: Sequence[Axes]) -> None:

@@ -181,11 +181,23 @@ def result_bars(comparison: Comparison, colors: Mapping[str, int]) -> list[BarCh
                 )
             )
             title = f"Gain over in-batch, {metric_name(metric)} · {place}"
-            charts.append(gain_chart(title, metric, own, colors))
+            charts.append(_gain_chart(title, metric, own, colors))
     return [chart for chart in charts if chart.bars]
 
 
-def gain_chart(title: str, metric: str, rows: Sequence[Row], colors: Mapping[str, int]) -> BarChart:
+def gain_charts(comparison: Comparison, colors: Mapping[str, int]) -> list[BarChart]:
+    """Bars of the gains over in-batch in the headline metric, a chart a model."""
+    metric, charts = comparison.headline, []
+    for model in dict.fromkeys(row.model for row in comparison.rows):
+        rows = [row for row in comparison.rows if row.model == model]
+        title = f"{model}: gain in {metric_name(metric)} over in-batch, %"
+        charts.append(_gain_chart(title, metric, rows, colors))
+    return [chart for chart in charts if chart.bars]
+
+
+def _gain_chart(
+    title: str, metric: str, rows: Sequence[Row], colors: Mapping[str, int]
+) -> BarChart:
     """A bar for each row that has a gain in the metric, in per cent."""
     bars = [
         Bar(

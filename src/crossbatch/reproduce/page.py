@@ -21,7 +21,7 @@ from crossbatch.reports.markdown import literal
 from crossbatch.reports.svg import write_panels
 
 if TYPE_CHECKING:
-    from crossbatch.reports.plots import Plot
+    from crossbatch.reports.plots import BarChart, Plot
     from crossbatch.reports.runs import Run
     from crossbatch.reproduce.folder import GridFolder
 
@@ -31,9 +31,10 @@ class Figure:
     """Plots that stand together in one file, `columns` in a row."""
 
     name: str
-    plots: Sequence[Plot]
+    plots: Sequence[Plot | BarChart]
     columns: int
     caption: str
+    captioned: bool = True  # whether the caption also stands below the figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Page:
         title: Of the page.
         parts: Markdown below the title.
         rows: The numbers, one mapping a row, for CSV and JSON.
-        figures: Drawn below the tables.
+        figures: Drawn below the tables, where they have plots.
     """
 
     name: str
@@ -58,11 +59,13 @@ class Page:
 def write_page(folder: GridFolder, page: Page) -> list[Path]:
     """Write all files of a page into the grid's folder."""
     out = folder.path
-    drawn = [path for figure in page.figures for path in _draw(figure, out / "figures")]
-    images = [
-        f"![{literal(figure.caption)}](figures/{figure.name}.svg)\n\n*{literal(figure.caption)}*"
-        for figure in page.figures
-    ]
+    figures = [figure for figure in page.figures if figure.plots]
+    drawn = [path for figure in figures for path in _draw(figure, out / "figures")]
+    images = []
+    for figure in figures:
+        caption = literal(figure.caption)
+        images.append(f"![{caption}](figures/{figure.name}.svg)")
+        images += [f"*{caption}*"] if figure.captioned else []
     text = "\n\n".join([f"# {page.title}", *_heading(folder), *page.parts, *images]) + "\n"
     document = {"experiment": page.name} | folder.facts | {"rows": page.rows}
     document = sealed(json.loads(json.dumps(document)))  # keys as they will be read
@@ -107,15 +110,12 @@ def _heading(folder: GridFolder) -> list[str]:
 
 def _draw(figure: Figure, folder: Path) -> list[Path]:
     """SVG always; PNG and PDF where matplotlib is installed."""
-    if not figure.plots:
-        return []
     path = folder / f"{figure.name}.svg"
     written = [write_panels(figure.plots, path, columns=figure.columns)]
     if find_spec("matplotlib"):
         from crossbatch.reports.figures import draw_panels
 
-        columns = min(figure.columns, len(figure.plots))
-        written += draw_panels(figure.plots, folder, figure.name, columns=columns)
+        written += draw_panels(figure.plots, folder, figure.name, columns=figure.columns)
     return written
 
 

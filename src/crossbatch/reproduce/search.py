@@ -16,6 +16,8 @@ import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+import tomli_w
+
 from crossbatch.config import read_toml
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import read_document, seal_is_broken, verify_checksums, write_file
@@ -130,10 +132,9 @@ def read_trials(design: Design, out: Path) -> list[Trial]:
                 found = {run.folder: _validation(out / run.folder, design) for run in planned}
                 values = {folder: value for folder, value in found.items() if value is not None}
                 if values:
+                    place, steps = (model, strategy, setting), design.budget or STEPS
                     scores, runs = tuple(values.values()), tuple(values)
-                    steps = design.budget or STEPS
-                    trial = Trial(model, strategy, setting, overrides, scores, runs, steps)
-                    trials.append(trial)
+                    trials.append(Trial(*place, overrides, scores, runs, steps))
     return trials
 
 
@@ -146,12 +147,8 @@ def earlier_trials(out: Path) -> list[Trial]:
     try:
         return [
             Trial(
-                row["model"],
-                row["strategy"],
-                row["setting"],
-                tuple(row["overrides"]),
-                tuple(row["values"]),
-                tuple(row["runs"]),
+                *(row[key] for key in ("model", "strategy", "setting")),
+                *(tuple(row[key]) for key in ("overrides", "values", "runs")),
                 row.get("steps", 0),
             )
             for row in document["rows"]
@@ -216,11 +213,20 @@ def write_search(design: Design, folder: GridFolder) -> list[Path]:
         f"Best validation {metric} of at most {_range(lengths)} steps, in per cent; mean over "
         f"{_range(seeds)} seed(s). Bold: chosen. Test users were not looked at."
     )
-    parts = [_table(trials, best), note, "## Settings", _settings(trials)]
-    text = settings_toml(best, metric)
+    overrides = {trial.setting: trial.overrides for trial in trials}
+    lines = [[name, "`" + "` `".join(values) + "`"] for name, values in overrides.items()]
+    settings = pipe_table(["Setting", "Overrides"], lines, words=2)
+    parts = [_table(trials, best), note, "## Settings", settings]
+    chosen = {
+        model: {strategy: list(trial.overrides) for strategy, trial in row.items()}
+        for model, row in best.items()
+    }
+    comment = (
+        f"# Chosen by `crossbatch reproduce search` on validation {metric}: see search.md.\n\n"
+    )
     return [
         *write_page(folder, Page("search", "Search for settings", parts, rows)),
-        write_file(folder.path / "settings.toml", text.encode()),
+        write_file(folder.path / "settings.toml", (comment + tomli_w.dumps(chosen)).encode()),
     ]
 
 
@@ -244,37 +250,16 @@ def _table(trials: Sequence[Trial], best: Mapping[str, Mapping[str, Trial]]) -> 
     return pipe_table(["Model", "Negatives", *names], lines, words=2)
 
 
-def _settings(trials: Sequence[Trial]) -> str:
-    overrides = {trial.setting: trial.overrides for trial in trials}
-    lines = [[name, "`" + "` `".join(values) + "`"] for name, values in overrides.items()]
-    return pipe_table(["Setting", "Overrides"], lines, words=2)
-
-
-def settings_toml(best: Mapping[str, Mapping[str, Trial]], metric: str) -> str:
-    """The choice as the file that `--settings` reads."""
-    lines = [f"# Chosen by `crossbatch reproduce search` on validation {metric}."]
-    for model, row in best.items():
-        lines += ["", f"[{model}]"]
-        for strategy, trial in row.items():
-            overrides = ", ".join(f'"{override}"' for override in trial.overrides)
-            note = f"{trial.setting}: {100 * trial.mean:.2f} %"
-            lines.append(f"{strategy} = [{overrides}]  # {note}")
-    return "\n".join(lines) + "\n"
-
-
 def read_settings(path: Path) -> dict[str, dict[str, list[str]]]:
     """Read a `settings.toml`: overrides by model and strategy."""
     document = read_toml(path, "settings")
     for model, row in document.items():
-        if not isinstance(row, dict) or not all(_is_overrides(v) for v in row.values()):
+        lists = row.values() if isinstance(row, dict) else [None]
+        if not all(isinstance(v, list) and all(isinstance(e, str) for e in v) for v in lists):
             raise ConfigError(
                 f"[{model}] of {path} must give lists of section.key=value by strategy, got {row!r}"
             )
     return document
-
-
-def _is_overrides(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
 def _run(design: Design, model: str, strategy: str, setting: str, seed: int) -> PlannedRun:

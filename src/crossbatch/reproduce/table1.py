@@ -6,18 +6,16 @@ write_table1(GridFolder(Path("paper")))      # table1.md, .csv, .json, figures/g
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.reports import formatting
 from crossbatch.reports.comparison import MARKS_NOTE, TABLE_NOTE, Comparison, Row, compare
 from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.markdown import literal, pipe_table
-from crossbatch.reports.plots import colors_of, gain_chart
-from crossbatch.reports.svg import write_panels
+from crossbatch.reports.plots import colors_of, gain_charts
 from crossbatch.reproduce import paper_numbers
 from crossbatch.reproduce.folder import GridFolder, RunName, run_name
-from crossbatch.reproduce.page import Page, run_links, write_page
+from crossbatch.reproduce.page import Figure, Page, run_links, write_page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,31 +47,9 @@ def write_table1(folder: GridFolder) -> list[Path]:
     if folder.facts.get("paper"):
         parts += ["## Beside the paper", _beside(comparison), PAPER_NOTE]
     rows = [_row_numbers(row, folder) for row in comparison.rows]
-    drawn = _draw_gains(comparison, folder)
-    if drawn:
-        parts.append("![Gains over in-batch sampling](figures/gain.svg)")
-    return write_page(folder, Page("table1", "Table 1", parts, rows)) + drawn
-
-
-def _draw_gains(comparison: Comparison, folder: GridFolder) -> list[Path]:
-    """Bars of the gains with their intervals, one panel a model."""
-    variants = [row.variant for row in comparison.rows if row.variant]
-    colors, metric = colors_of(variants), comparison.headline
-    charts = []
-    for model in dict.fromkeys(variant.model_name for variant in variants):
-        rows = [row for row in comparison.rows if row.model == model]
-        title = f"{model}: gain in {metric_name(metric)} over in-batch, %"
-        charts.append(gain_chart(title, metric, rows, colors))
-    drawn = [chart for chart in charts if chart.bars]
-    if not drawn:
-        return []
-    path = folder.path / "figures" / "gain.svg"
-    written = [write_panels(drawn, path, columns=3)]
-    if find_spec("matplotlib"):
-        from crossbatch.reports.figures import draw_gains
-
-        written += draw_gains(comparison, colors, path.parent)
-    return written
+    charts = gain_charts(comparison, colors_of([r.variant for r in comparison.rows if r.variant]))
+    figure = Figure("gain", charts, 3, "Gains over in-batch sampling", captioned=False)
+    return write_page(folder, Page("table1", "Table 1", parts, rows, [figure]))
 
 
 def _ours(comparison: Comparison, folder: GridFolder) -> str:
