@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from crossbatch.cli import bundles, data, doctor, recommend, report, reproduce, serve, train, tune
+from crossbatch.cli import bundles, data, doctor, recommend, report, reproduce, serve, train
 from crossbatch.cli.terminal import FAILED, MISTAKE
 from crossbatch.errors import (
     ConfigError,
@@ -37,7 +37,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "synth": data.synth,
     "train": train.train,
     "evaluate": train.evaluate,
-    "tune": tune.tune,
+    "tune": train.tune,
     "export": bundles.export,
     "vectors": bundles.vectors,
     "recommend": recommend.recommend,

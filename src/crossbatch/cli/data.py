@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from crossbatch.data import Column, Source
 
 BAR = 40
+LOG_OPTIONS = ("user", "item", "time", "rating", "time_unit", "items", "users", "title")
 
 app = typer.Typer(no_args_is_help=True, help="Inspect datasets.")
 
@@ -73,42 +74,24 @@ def prepare(
     Example: crossbatch prepare clicks.parquet --user user_id --item sku --time ts
     --items products.parquet --out shop
     """
+    given = dict(locals())  # the options by name
     from crossbatch.data.prepare import prepare as run
     from crossbatch.data.prepare.options import PrepareOptions
     from crossbatch.data.readers import ReadOptions, open_source
     from crossbatch.files import check_target
 
+    given["max_bad_lines"] = _limit(max_bad_lines)
     check_target(out, overwrite=overwrite)
     reading = ReadOptions(
-        user=user,
-        item=item,
-        time=time,
-        rating=rating,
-        time_unit=time_unit,
-        items=items,
-        users=users,
-        title=title,
         item_columns=_columns(item_feature),
         user_columns=_columns(user_feature),
+        **{name: given[name] for name in LOG_OPTIONS},
     )
     raw = _with_model(open_source(source, format_name, reading), text_model)
     if not quiet and format_name is None:
         typer.echo(f"reading {source} as {raw.format}")
-    given = {
-        "min_item_count": min_item_count,
-        "min_user_count": min_user_count,
-        "core": core,
-        "split": split,
-        "valid_share": valid_share,
-        "test_share": test_share,
-        "ties": ties,
-        "min_history": min_history,
-        "cold_items": cold_items,
-        "min_rating": min_rating,
-        "max_bad_lines": _limit(max_bad_lines),
-        "seed": seed,
-    }
-    options = PrepareOptions.merged(raw.defaults, given)
+    chosen = {field.name: given[field.name] for field in fields(PrepareOptions)}
+    options = PrepareOptions.merged(raw.defaults, chosen)
     with progress_bars(quiet=quiet) as progress:
         manifest = run(raw, out, options, engine=engine, overwrite=overwrite, progress=progress)
     if not quiet:

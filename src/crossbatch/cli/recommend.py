@@ -11,7 +11,7 @@ from crossbatch.cli.terminal import AsJson, MovedData, Overwrite, Quiet, progres
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from crossbatch.serving.recommender import ScoredItem
+    from crossbatch.serving.recommender import Recommender, ScoredItem
 
 LEAST_HISTORY = 10  # rows of a long history that are shown beside a short list
 
@@ -49,35 +49,24 @@ def recommend(
         raise ConfigError("pass either --history ITEM,ITEM or --user N or --users FILE")
     if (users is None) != (out is None):
         raise ConfigError("--users FILE and --out FILE belong together")
-    if users is not None and out is not None:
-        if user_features:
-            raise ConfigError("features of many users are columns of --users, not --user-features")
-        _many(source, data, users, out, k, exclude_seen, overwrite=overwrite, quiet=quiet)
-    elif user is not None:
+    if users is not None and user_features:
+        raise ConfigError("features of many users are columns of --users, not --user-features")
+    if user is not None:
         shown, targets, items = _test_user(source, data, user, k, exclude_seen=exclude_seen)
         _show(shown, targets, items, [], as_json=as_json)
-    else:
-        assert history is not None
-        keys = [key.strip() for key in history.split(",") if key.strip()]
-        _one(source, data, keys, k, user_features, exclude_seen=exclude_seen, as_json=as_json)
-
-
-def _one(
-    source: Path,
-    data: Path | None,
-    keys: list[str],
-    k: int,
-    features: list[str] | None,
-    *,
-    exclude_seen: bool,
-    as_json: bool,
-) -> None:
+        return
     from crossbatch.serving.from_run import open_recommender
 
     recommender = open_recommender(source, data=data)
-    given = _features(features)
+    if users is not None and out is not None:
+        options = {"k": k, "exclude_seen": exclude_seen, "overwrite": overwrite}
+        _many(recommender, users, out, options, quiet=quiet)
+        return
+    assert history is not None
+    keys = [key.strip() for key in history.split(",") if key.strip()]
+    features = _features(user_features)
     (answer,) = recommender.recommend(
-        [keys], k, exclude_seen=exclude_seen, user_features=[given] if given else None
+        [keys], k, exclude_seen=exclude_seen, user_features=[features] if features else None
     )
     if answer.popular:
         raise ConfigError(
@@ -109,30 +98,12 @@ def _test_user(
 
 
 def _many(
-    source: Path,
-    data: Path | None,
-    users: Path,
-    out: Path,
-    k: int,
-    exclude_seen: bool,
-    *,
-    overwrite: bool,
-    quiet: bool,
+    recommender: Recommender, users: Path, out: Path, options: dict[str, Any], *, quiet: bool
 ) -> None:
-    from crossbatch.serving.from_run import open_recommender
     from crossbatch.serving.recommend_users import recommend_users
 
-    recommender = open_recommender(source, data=data)
     with progress_bars(quiet=quiet) as progress:
-        tally = recommend_users(
-            recommender,
-            users,
-            out,
-            k=k,
-            exclude_seen=exclude_seen,
-            overwrite=overwrite,
-            progress=progress,
-        )
+        tally = recommend_users(recommender, users, out, progress=progress, **options)
     if not quiet:
         typer.echo(f"{out}: {tally.rows:,} items for {tally.users:,} users")
         if tally.unknown:

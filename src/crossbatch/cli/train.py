@@ -1,17 +1,27 @@
-"""`crossbatch train` and `crossbatch evaluate`."""
+"""Commands that train and evaluate: `crossbatch train`, `evaluate` and `tune`."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossbatch.cli.terminal import INTERRUPTED, AsJson, Data, MovedData, Overrides, Quiet
+from crossbatch.cli.terminal import (
+    FAILED,
+    INTERRUPTED,
+    AsJson,
+    Data,
+    MovedData,
+    Overrides,
+    Quiet,
+)
+from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from typing import Any
+    import optuna
 
 
 def train(
@@ -109,6 +119,56 @@ def evaluate(
         _print_table(table, split)
 
 
+def tune(
+    recipe: Annotated[Path, typer.Argument(help="Recipe to start from; it is the first trial.")],
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="Study folder; an existing one is continued.")],
+    trials: Annotated[int, typer.Option(min=1, help="Total number, earlier ones included.")] = 20,
+    space: Annotated[
+        Path | None,
+        typer.Option(help="TOML of ranges and choices; default: learning rate, dropout, bank, …"),
+    ] = None,
+    set_: Overrides = None,
+    quiet: Quiet = False,
+) -> None:
+    """Search for settings: train trials, prune bad ones early, write the best as a recipe.
+
+    Test users are never evaluated. After Ctrl-C or a crash the same command continues.
+
+    Example: crossbatch tune recipes/demo.toml --data demo/dataset --out study --trials 30
+    """
+    from crossbatch.config import Recipe
+    from crossbatch.data import open_dataset
+    from crossbatch.training import Interrupted
+    from crossbatch.training.progress import Silent, Terminal
+    from crossbatch.tuning import read_space
+
+    loaded = Recipe.load(recipe, set_ or [])
+    searched = read_space(space) if space else None
+    try:
+        from crossbatch.tuning.study import tune as run
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"tune needs {error.name}: pip install 'crossbatch[tune]'") from None
+    try:
+        run(
+            open_dataset(data),
+            loaded,
+            out,
+            trials=trials,
+            space=searched,
+            progress=Silent if quiet else partial(Terminal, loaded.train.metric),
+            on_trial=(lambda *_: None) if quiet else partial(_print_trial, loaded.train.metric),
+        )
+    except Interrupted:
+        sys.stderr.write("crossbatch: stopped and saved; the same command continues\n")
+        raise typer.Exit(INTERRUPTED) from None
+    if not (out / "best.toml").is_file():
+        sys.stderr.write(f"crossbatch: no trial finished; {out / 'trials.md'} lists them\n")
+        raise typer.Exit(FAILED)
+    if not quiet:
+        typer.echo(f"{out / 'trials.md'}\n{out / 'best.toml'}")
+
+
 # Metric and the heading it gets: a table must fit 80 columns.
 COLUMNS = {
     "recall@20": "R@20",
@@ -144,3 +204,12 @@ def _print_table(table: dict[str, dict[str, Any]], split: str) -> None:
         label = f"{entry['model']}\n{entry['sampler']}" if "model" in entry else name
         view.add_row(label, *cells)
     Console().print(view)
+
+
+def _print_trial(metric: str, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+    finished = [t.values[0] for t in study.trials if t.state.name == "COMPLETE" and t.values]
+    value = f"{100 * trial.values[0]:.2f} %" if trial.values else "-"
+    best = f" (best {100 * max(finished):.2f} %)" if finished else ""
+    settings = " ".join(trial.user_attrs.get("overrides", []))
+    word = trial.state.name.lower()
+    typer.echo(f"trial {trial.number} {word}: {metric} {value}{best}  {settings}")

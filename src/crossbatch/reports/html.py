@@ -47,12 +47,7 @@ def write_html(runs: Sequence[Run], out: Path) -> Path:
 
 
 def render(runs: Sequence[Run], out: Path) -> str:
-    """The whole page as text.
-
-    Args:
-        runs: What to show, in this order.
-        out: Where the page will lie, for the links to the run folders.
-    """
+    """The whole page as text, for the file `out` (links to run folders are relative to it)."""
     page = Environment(
         loader=PackageLoader("crossbatch.reports"), autoescape=True, undefined=StrictUndefined
     )
@@ -61,6 +56,7 @@ def render(runs: Sequence[Run], out: Path) -> str:
         for name in ("amount", "count", "gain", "percent", "seeds", "verdict")
     }
     comparison, variants = compare(runs), group_runs(runs)
+    differing = differing_keys([variant.options for variant in variants])
     script = svg.package_file("page.js")
     return page.get_template("report.html").render(
         title=_title(comparison),
@@ -71,20 +67,18 @@ def render(runs: Sequence[Run], out: Path) -> str:
         runs=runs,
         comparison=comparison,
         definitions=TERMS,
-        **_summary(comparison, runs),
+        facts=summary.facts(comparison, runs),
+        caveats=summary.caveats(comparison, runs),
+        warnings=summary.warnings(runs),
+        table_note=TABLE_NOTE,
+        marks_note=MARKS_NOTE,
+        variants=variants,
+        differing=telling_settings(variants),
+        shared={key: value for key, value in variants[0].options.items() if key not in differing},
         **_results(comparison),
         **_charts(comparison, variants),
-        **_settings(variants),
         **_runs(runs, comparison.headline, out),
     )
-
-
-def _summary(comparison: Comparison, runs: Sequence[Run]) -> dict[str, Any]:
-    return {
-        "facts": summary.facts(comparison, runs),
-        "caveats": summary.caveats(comparison, runs),
-        "warnings": summary.warnings(runs),
-    }
 
 
 def _results(comparison: Comparison) -> dict[str, Any]:
@@ -109,8 +103,6 @@ def _results(comparison: Comparison) -> dict[str, Any]:
             *(f"Gain over\nin-batch\n{_broken_name(key)}" for key in comparison.gain_metrics),
         ],
         "metric_heads": [_broken_name(key) for key in comparison.metrics],
-        "table_note": TABLE_NOTE,
-        "marks_note": MARKS_NOTE,
     }
 
 
@@ -152,16 +144,6 @@ def _figure(
             {"label": label, "css": svg.series_class(color), "dash": svg.dash(color)}
             for label, color in legend.items()
         ],
-    }
-
-
-def _settings(variants: Sequence[Variant]) -> dict[str, Any]:
-    differing = differing_keys([variant.options for variant in variants])
-    shared = {k: value for k, value in variants[0].options.items() if k not in differing}
-    return {
-        "variants": variants,
-        "differing": telling_settings(variants),
-        "shared": shared,
     }
 
 

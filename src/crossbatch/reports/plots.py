@@ -44,6 +44,7 @@ TRAIN_VALUES = {
     "steps_per_second": ("Steps per second", "training speed"),
     "lr": ("Learning rate", "as the optimiser used it"),
 }
+LOSS_NOTE = "Samplers with more negatives have a larger loss: compare shapes, not heights."
 GAIN_REACH = (-1.0, 1.0)  # per cent: less is noise and must look small
 
 
@@ -112,33 +113,20 @@ def colors_of(variants: Sequence[Variant]) -> dict[str, int]:
 def training_plots(variants: Sequence[Variant], headline: str) -> list[Plot]:
     """Validation recall by step, NDCG by minute, and training loss by step; empty ones left out.
 
-    Args:
-        variants: the groups of runs to draw.
-        headline: the recall to show; its cut-off also picks the NDCG.
+    `headline` is the recall to show; its cut-off also picks the NDCG.
     """
     ndcg = headline.replace("recall", "ndcg")
     colors = colors_of(variants)
     plots = []
     for place, group in _by_place(variants).items():
         suffix = f" · {place}" if place else ""
-        validation = [
-            ("recall", headline, "step", "step", ""),
-            ("ndcg", ndcg, "seconds", "minutes", ""),
-        ]
-        for name, metric, x, x_label, note in validation:
+        validation = (("recall", headline, "step", "step"), ("ndcg", ndcg, "seconds", "minutes"))
+        for name, metric, x, x_label in validation:
             title = f"Validation {metric_name(metric)}{suffix}"
             lines = _lines(group, colors, "eval", x, ("metrics", metric))
-            plots.append(Plot(name, title, x_label, f"{metric_name(metric)}, %", lines, note))
-        plots.append(
-            Plot(
-                "loss",
-                f"Training loss{suffix}",
-                "step",
-                "loss",
-                _lines(group, colors, "train", "step", ("loss",)),
-                "Samplers with more negatives have a larger loss: compare shapes, not heights.",
-            )
-        )
+            plots.append(Plot(name, title, x_label, f"{metric_name(metric)}, %", lines))
+        lines = _lines(group, colors, "train", "step", ("loss",))
+        plots.append(Plot("loss", f"Training loss{suffix}", "step", "loss", lines, LOSS_NOTE))
     order = ["recall", "ndcg", "loss"]
     return sorted((plot for plot in plots if plot.lines), key=lambda plot: order.index(plot.name))
 

@@ -189,19 +189,23 @@ def read_run(path: Path, name: str | None = None) -> Run:
         )
     verify_checksums(path)
     journal = read_journal(path / "journal.jsonl")
-    result = _read_object(path / "result.json")
-    config = _read_object(path / "config.json")
-    examples, example_notes = _read_examples(path / "examples.json")
-    notes = [note for note in (_journal_note(path, journal), _result_note(result)) if note]
-    return Run(
-        path=path,
-        name=name or path.resolve().name,
-        config=config,
-        journal=journal,
-        result=result,
-        examples=examples,
-        notes=(*notes, *example_notes),
+    config, result = (
+        read_document(path / file, "the run must be trained again")
+        if (path / file).is_file()
+        else {}
+        for file in ("config.json", "result.json")
     )
+    notes = []
+    if not (path / "journal.jsonl").is_file():
+        notes.append("the journal is missing: no curves")
+    elif journal.bad_lines:
+        plural = "line" if journal.bad_lines == 1 else "lines"
+        notes.append(f"{journal.bad_lines} unreadable journal {plural} skipped")
+    if not result:
+        notes.append("no result yet: it has no test metrics")
+    examples, more = _read_examples(path / "examples.json")
+    name = name or path.resolve().name
+    return Run(path, name, config, journal, result, examples, (*notes, *more))
 
 
 def numbers(values: object) -> dict[str, float]:
@@ -210,10 +214,6 @@ def numbers(values: object) -> dict[str, float]:
         return {}
     converted = ((str(key), number(value)) for key, value in values.items())
     return {key: value for key, value in converted if value is not None}
-
-
-def _read_object(path: Path) -> Mapping[str, Any]:
-    return read_document(path, "the run must be trained again") if path.is_file() else {}
 
 
 def _read_examples(path: Path) -> tuple[list[Mapping[str, Any]], list[str]]:
@@ -227,19 +227,6 @@ def _read_examples(path: Path) -> tuple[list[Mapping[str, Any]], list[str]]:
     if not isinstance(values, list):
         return [], ["examples.json does not hold a list and was left out"]
     return [value for value in values if isinstance(value, dict)], []
-
-
-def _journal_note(path: Path, journal: Journal) -> str:
-    if not (path / "journal.jsonl").is_file():
-        return "the journal is missing: no curves"
-    if journal.bad_lines:
-        plural = "line" if journal.bad_lines == 1 else "lines"
-        return f"{journal.bad_lines} unreadable journal {plural} skipped"
-    return ""
-
-
-def _result_note(result: Mapping[str, Any]) -> str:
-    return "" if result else "no result yet: it has no test metrics"
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:

@@ -14,7 +14,7 @@ from crossbatch.reports.journal import number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from crossbatch.reports.comparison import Comparison, Row
+    from crossbatch.reports.comparison import Comparison
     from crossbatch.reports.runs import Run
 
 FEW_SEEDS = 3
@@ -33,7 +33,9 @@ class Fact:
 def facts(comparison: Comparison, runs: Sequence[Run]) -> list[Fact]:
     """The few numbers a reader looks for first."""
     metric = comparison.headline
-    found = [_size(runs)]
+    finished, steps = sum(run.finished for run in runs), sum(run.steps for run in runs)
+    size = str(len(runs)) if finished == len(runs) else f"{finished} of {len(runs)}"
+    found = [Fact("Finished runs", size, f"{steps:,} steps in all")]
     rows = [row for row in comparison.rows if row.variant and metric in row.metrics]
     if len(comparison.datasets) > 1:  # metrics of different data sets have no common best
         return found
@@ -44,28 +46,41 @@ def facts(comparison: Comparison, runs: Sequence[Run]) -> list[Fact]:
     gains = [row for row in rows if metric in row.gains]
     if gains:
         top = max(gains, key=lambda row: row.gains[metric].relative)
-        detail = f"{top.label}{_interval(top, metric)}"
-        value = f"{formatting.signed(top.gains[metric].relative)} %"
+        gain, detail = top.gains[metric], top.label
+        if gain.interval is not None:
+            low, high = (formatting.signed(bound) for bound in gain.interval)
+            detail += f", 95 % interval {low} to {high}"
+        value = f"{formatting.signed(gain.relative)} %"
         found.insert(1, Fact(f"Largest gain over in-batch, {metric_name(metric)}", value, detail))
-    timed = [row for row in comparison.rows if row.seconds_per_1000_steps]
+    times = [(row.seconds_per_1000_steps, row.label) for row in comparison.rows]
+    timed = [(seconds, label) for seconds, label in times if seconds]
     if timed:
-        fastest = min(timed, key=_seconds)
-        value = f"{formatting.amount(fastest.seconds_per_1000_steps)} s"
-        found.append(Fact("Fastest 1000 steps", value, fastest.label))
+        seconds, label = min(timed, key=lambda pair: pair[0].mean)
+        found.append(Fact("Fastest 1000 steps", f"{formatting.amount(seconds)} s", label))
     return found
 
 
 def caveats(comparison: Comparison, runs: Sequence[Run]) -> list[str]:
     """Everything that should keep a reader from over-reading the table, in plain sentences."""
-    return [
-        *_broken_runs(runs),
-        *_unconverged(runs),
-        *_bank_unused(runs),
-        *_beaten(comparison),
-        *_seeds(comparison),
-        *_missing_intervals(comparison),
-        *_several_datasets(comparison),
-    ]
+    sentences = [f"{run.name}: {note}." for run in runs for note in run.notes]
+    sentences += [*_unconverged(runs), *_bank_unused(runs), *_beaten(comparison)]
+    rows = [row for row in comparison.rows if row.variant]
+    few = sum(len(row.runs) < FEW_SEEDS for row in rows)
+    if few and len(rows) > 1:
+        sentences.append(
+            f"{formatting.count(few, 'configuration')} of {len(rows)} ran with fewer than "
+            f"{FEW_SEEDS} seeds: differences of a few per cent may be chance."
+        )
+    if not all(gain.interval for row in rows for gain in row.gains.values()):
+        sentences.append(
+            "Some gains have no interval, because a run or its reference keeps no per-user metrics."
+        )
+    if len(comparison.datasets) > 1:
+        sentences.append(
+            f"The runs used {len(comparison.datasets)} data sets "
+            f"({', '.join(comparison.datasets)}): compare only within one."
+        )
+    return sentences
 
 
 def warnings(runs: Sequence[Run]) -> list[str]:
@@ -82,29 +97,6 @@ def warnings(runs: Sequence[Run]) -> list[str]:
         many = f"{formatting.count(len(messages), 'run')}, first " if len(messages) > 1 else ""
         sentences.append(f"{many}{name}: {message}")
     return sentences
-
-
-def _size(runs: Sequence[Run]) -> Fact:
-    finished = sum(run.finished for run in runs)
-    value = str(len(runs)) if finished == len(runs) else f"{finished} of {len(runs)}"
-    steps = sum(run.steps for run in runs)
-    return Fact("Finished runs", value, f"{steps:,} steps in all")
-
-
-def _interval(row: Row, metric: str) -> str:
-    interval = row.gains[metric].interval
-    if interval is None:
-        return ""
-    low, high = (formatting.signed(bound) for bound in interval)
-    return f", 95 % interval {low} to {high}"
-
-
-def _seconds(row: Row) -> float:
-    return row.seconds_per_1000_steps.mean if row.seconds_per_1000_steps else float("inf")
-
-
-def _broken_runs(runs: Sequence[Run]) -> list[str]:
-    return [f"{run.name}: {note}." for run in runs for note in run.notes]
 
 
 def _unconverged(runs: Sequence[Run]) -> list[str]:
@@ -155,35 +147,6 @@ def _beaten(comparison: Comparison) -> list[str]:
                     f"({100 * level:.2f} %) than {_names(behind, noun='other configuration')}."
                 )
     return sentences
-
-
-def _seeds(comparison: Comparison) -> list[str]:
-    few = [row for row in comparison.rows if row.variant and len(row.runs) < FEW_SEEDS]
-    compared = sum(row.variant is not None for row in comparison.rows)
-    if not few or compared < 2:
-        return []
-    return [
-        f"{formatting.count(len(few), 'configuration')} of {compared} ran with fewer than "
-        f"{FEW_SEEDS} seeds: differences of a few per cent may be chance."
-    ]
-
-
-def _missing_intervals(comparison: Comparison) -> list[str]:
-    gains = [gain for row in comparison.rows for gain in row.gains.values()]
-    if not gains or all(gain.interval for gain in gains):
-        return []
-    return [
-        "Some gains have no interval, because a run or its reference keeps no per-user metrics."
-    ]
-
-
-def _several_datasets(comparison: Comparison) -> list[str]:
-    if len(comparison.datasets) < 2:
-        return []
-    return [
-        f"The runs used {len(comparison.datasets)} data sets ({', '.join(comparison.datasets)}): "
-        "compare only within one."
-    ]
 
 
 def _names(names: Sequence[str], limit: int = 3, noun: str = "other run") -> str:

@@ -134,16 +134,13 @@ def reference_of(variant: Variant, variants: Sequence[Variant]) -> Variant | Non
         and other.first.model == variant.first.model
         and other.first.dataset == variant.first.dataset
     ]
-    return min(same, key=lambda other: (_spares(other), _distance(variant, other)), default=None)
 
+    def distance(other: Variant) -> tuple[bool, int]:
+        differing = differing_keys([variant.options, other.options])
+        spares = other.options.get("loss.mask_later") == "true"
+        return spares, sum(not key.startswith("sampler.") for key in differing)
 
-def _spares(variant: Variant) -> bool:
-    return variant.options.get("loss.mask_later") == "true"
-
-
-def _distance(one: Variant, other: Variant) -> int:
-    differing = differing_keys([one.options, other.options])
-    return sum(not key.startswith("sampler.") for key in differing)
+    return min(same, key=distance, default=None)
 
 
 def _with_details(variants: Sequence[Variant]) -> list[Variant]:
@@ -151,18 +148,15 @@ def _with_details(variants: Sequence[Variant]) -> list[Variant]:
     same_name: dict[tuple[str, str], list[Variant]] = {}
     for variant in variants:
         same_name.setdefault((variant.first.dataset, variant.label), []).append(variant)
-    return [
-        replace(variant, detail=_detail(variant, same_name[variant.first.dataset, variant.label]))
-        for variant in variants
-    ]
-
-
-def _detail(variant: Variant, same_name: Sequence[Variant]) -> str:
-    keys = differing_keys([other.options for other in same_name])
-    # A single variant has no differing key; runs without a configuration have none to name.
-    shown = [f"{key.split('.')[-1]} {variant.options.get(key, '–')}" for key in keys[:LABEL_KEYS]]
-    rest = len(keys) - LABEL_KEYS
-    return ", ".join([*shown, f"{rest} more"] if rest > 0 else shown)
+    detailed = []
+    for variant in variants:
+        namesakes = same_name[variant.first.dataset, variant.label]
+        # A single variant has no differing key; runs without a configuration have none to name.
+        keys = differing_keys([other.options for other in namesakes])
+        shown = [f"{k.split('.')[-1]} {variant.options.get(k, '–')}" for k in keys[:LABEL_KEYS]]
+        shown += [f"{len(keys) - LABEL_KEYS} more"] if len(keys) > LABEL_KEYS else []
+        detailed.append(replace(variant, detail=", ".join(shown)))
+    return detailed
 
 
 def _place(variant: Variant) -> tuple[object, ...]:

@@ -147,8 +147,12 @@ def earlier_trials(out: Path) -> list[Trial]:
     try:
         return [
             Trial(
-                *(row[key] for key in ("model", "strategy", "setting")),
-                *(tuple(row[key]) for key in ("overrides", "values", "runs")),
+                row["model"],
+                row["strategy"],
+                row["setting"],
+                tuple(row["overrides"]),
+                tuple(row["values"]),
+                tuple(row["runs"]),
                 row.get("steps", 0),
             )
             for row in document["rows"]
