@@ -1,12 +1,18 @@
-"""The manifest of a dataset folder: what it holds, with the checksum of every file."""
+"""The manifest of a dataset folder, and the check that its arrays fit together.
+
+The manifest says what the folder holds, with the checksum of every file.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from crossbatch.data.dataset.string_table import StringTable
 from crossbatch.errors import DataError
 from crossbatch.files import (
     file_checksum,
@@ -16,6 +22,10 @@ from crossbatch.files import (
     sealed,
     write_document,
 )
+
+if TYPE_CHECKING:
+    from crossbatch.data.dataset.features import Feature
+    from crossbatch.data.dataset.memory_mapped import Dataset
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -56,3 +66,103 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if seal_is_broken(manifest):
         raise DataError(f"{path} was changed: prepare the dataset again")
     return manifest
+
+
+def check_consistency(dataset: Dataset) -> None:
+    """Raise `DataError` at the first array that does not fit the others.
+
+    Checksums show that files are as they were written; this check also covers a dataset that was
+    written by a faulty or hostile program.
+    """
+    try:
+        _check(dataset)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:  # a wrong kind of array
+        raise DataError(f"the dataset contradicts itself ({error}): prepare it again") from error
+
+
+def _check(dataset: Dataset) -> None:
+    num_items, num_users, n = dataset.num_items, dataset.num_users, len(dataset.items)
+    _require(num_items > 0 and num_users > 0, "the counts are not positive")
+    _require(dataset.min_history > 0, "histories may be empty")
+    offsets = dataset.offsets
+    _require(_integers(offsets) and len(offsets) == num_users + 1, "offsets do not fit the users")
+    _require(_ascending(offsets, n), "offsets do not rise from 0 to the number of items")
+    _require(_integers(dataset.times) and len(dataset.times) == n, "times do not fit the items")
+    _require(_within(dataset.items, 1, num_items), "items hold ids out of range")
+    for name in ("item_counts", "sampler_law"):
+        values = getattr(dataset, name)
+        _require(values.shape == (num_items + 1,), f"{name} do not fit the items")
+        _require(_finite(values) and bool((values >= 0).all()), f"{name} are no counts or shares")
+    _check_training(dataset)
+    _check_keys(dataset)
+    for split in ("valid", "test"):
+        users, cuts, ends = dataset.part(split)
+        fit = all(map(_integers, (cuts, ends))) and users.shape == cuts.shape == ends.shape
+        _require(fit, f"{split} arrays differ in length")
+        _require(_within(users, 0, num_users - 1), f"{split} users are out of range")
+        inside = (offsets[users] <= cuts) & (cuts <= ends) & (ends <= offsets[users + 1])
+        _require(bool(inside.all()), f"{split} samples reach into other users")
+    for features, rows in (
+        (dataset.item_features, num_items + 1),
+        (dataset.user_features, num_users),
+    ):
+        for feature in features.values():
+            _check_feature(feature, rows)
+
+
+def _check_training(dataset: Dataset) -> None:
+    users, ends = dataset.training_arrays()
+    fit = _integers(ends) and users.shape == ends.shape and len(users) > 0
+    _require(fit, "training arrays differ in length")
+    _require(_within(users, 0, dataset.num_users - 1), "training users are out of range")
+    starts, longest = dataset.offsets[users], dataset.offsets[users + 1]
+    enough = ends - starts > dataset.min_history
+    _require(bool((enough & (ends <= longest)).all()), "training parts are out of range")
+
+
+def _check_keys(dataset: Dataset) -> None:
+    item_rows = dataset.num_items + 1
+    for name, rows in (("item", item_rows), ("user", dataset.num_users)):
+        keys = StringTable(dataset.path, f"{name}_keys")
+        _require(keys.is_valid and len(keys) == rows, f"{name} keys do not fit")
+    titles = dataset.title_table
+    fit = titles is None or (titles.is_valid and len(titles) == item_rows)
+    _require(fit, "item titles do not fit")
+
+
+def _check_feature(feature: Feature, rows: int) -> None:
+    name, values, offsets = feature.name, feature.values, feature.offsets
+    if feature.kind in ("numeric", "dense"):
+        fits = values.shape == (rows, feature.num_values) and _finite(values)
+        _require(fits, f"feature {name!r} does not fit")
+        return
+    _require(_within(values, 0, feature.num_values - 1), f"feature {name!r} is out of range")
+    if offsets is None:
+        _require(len(values) == rows, f"feature {name!r} does not fit its rows")
+    else:
+        fits = _integers(offsets) and len(offsets) == rows + 1 and _ascending(offsets, len(values))
+        _require(fits, f"feature {name!r} does not fit its rows")
+
+
+def _ascending(offsets: np.ndarray, end: int) -> bool:
+    return offsets[0] == 0 and offsets[-1] == end and bool((np.diff(offsets) >= 0).all())
+
+
+def _within(values: np.ndarray, low: int, high: int) -> bool:
+    """Whether the values are integers in low … high."""
+    if not _integers(values):
+        return False
+    return not len(values) or (values.min() >= low and values.max() <= high)
+
+
+def _finite(values: np.ndarray) -> bool:
+    return np.issubdtype(values.dtype, np.number) and bool(np.isfinite(values).all())
+
+
+def _integers(values: np.ndarray) -> bool:
+    return values.ndim == 1 and np.issubdtype(values.dtype, np.integer)
+
+
+def _require(fits: bool, what: str) -> None:
+    if not fits:
+        raise DataError(f"the dataset contradicts itself ({what}): prepare it again")

@@ -20,9 +20,8 @@ from crossbatch.data.dataset.batches import (
     eval_batches,
     training_batches,
 )
-from crossbatch.data.dataset.consistency import check_consistency
 from crossbatch.data.dataset.features import Feature, encode_table, read_encoders, read_features
-from crossbatch.data.dataset.manifest import read_manifest
+from crossbatch.data.dataset.manifest import check_consistency, read_manifest
 from crossbatch.data.dataset.string_table import KeyIndex, StringTable, sorted_hashes
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import is_as_written, listed_file

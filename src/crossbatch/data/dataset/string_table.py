@@ -95,13 +95,7 @@ def sorted_hashes(keys: Sequence[str], *, first: int = 0) -> tuple[np.ndarray, n
 
 
 class KeyIndex:
-    """Finds the rows of keys.
-
-    Args:
-        keys: The table that is searched; all keys differ.
-        hashes: Ascending, uint64 `[n]`.
-        rows: Row of each hash, int32 `[n]`.
-    """
+    """Finds the rows of keys, which all differ, by what `sorted_hashes` returns for them."""
 
     def __init__(self, keys: StringTable, hashes: np.ndarray, rows: np.ndarray) -> None:
         self._keys, self._hashes, self._rows = keys, hashes, rows

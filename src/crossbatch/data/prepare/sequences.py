@@ -95,11 +95,10 @@ def save_sequences(
 
 
 class Bucket:
-    """Interactions of neighbouring users, put aside on disk in pieces.
+    """Interactions of neighbouring users, put aside on disk in pieces until they are taken.
 
-    Args:
-        path: A file that lives from the first piece until the bucket is taken.  It is open only
-            while it is written: a large log has more buckets than a process may have open files.
+    The file is open only while it is written: a large log has more buckets than a process may have
+    open files.
     """
 
     def __init__(self, path: Path) -> None:

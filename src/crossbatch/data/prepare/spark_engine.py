@@ -4,19 +4,23 @@
 
 Spark reads the files, filters, numbers and sorts; the driver holds the keys and counts of users and
 items and appends the sorted files to the arrays.  LAKE and DATASET must be paths that the driver
-and all workers share.
+and all workers share.  Workers read the parts of a log with the readers that one machine would use,
+which gives the same ids, times and refused lines.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -25,11 +29,12 @@ from crossbatch.data.dataset.arrays import offsets_of
 from crossbatch.data.prepare.local_engine import SortedLog, accounting
 from crossbatch.data.prepare.numbering import Frequent, number_keys
 from crossbatch.data.prepare.sequences import mix, save_sequences
-from crossbatch.data.prepare.spark_reading import read_log
-from crossbatch.errors import ConfigError
+from crossbatch.data.prepare.staged_log import TimeReader, check_read, usable
+from crossbatch.data.readers.source import Part, Source, Tally
+from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from pyarrow import RecordBatch
@@ -37,14 +42,24 @@ if TYPE_CHECKING:
 
     from crossbatch.data.prepare.numbering import Numbering
     from crossbatch.data.prepare.options import PrepareOptions
-    from crossbatch.data.prepare.spark_reading import SparkLog
     from crossbatch.data.progress import Progress
-    from crossbatch.data.readers.source import Source, Tally
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which has its Java already
 TIE_COLUMNS = {"shuffle": "mixed", "stable": "row", "item": "item"}
 BATCH_ROWS = 1 << 20
 SIGN = np.uint64(1 << 63)
+# A part's last record holds its tally instead of an interaction. Spark discards the output of a
+# task that it runs again after a failure, so that nothing is counted twice.
+COLUMNS = {
+    "part": "int",
+    "line": "long",
+    "user": "string",
+    "item": "string",
+    "time": "long",
+    "tally": "string",
+}
+SCHEMA = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+MOST_TASKS = 10_000
 
 
 def sort_log(
@@ -66,8 +81,8 @@ def sort_log(
         progress("reading", 0, source.expected_rows)
         log = read_log(session, source, staging / "log", tally, options.min_rating)
         progress("filtering", 0, None)
-        keys = keep_frequent(log, staging, options)
-        numbering = number_keys(keys.frequent, options)
+        keys, frequent = keep_frequent(log, staging, options)
+        numbering = number_keys(frequent, options)
         if options.cold_items:
             numbered = numbered_log(log.frame, keys, numbering, staging / "before")
             lengths = lengths_of(numbered, len(numbering.lengths), staging / "lengths")
@@ -80,11 +95,11 @@ def sort_log(
     shutil.rmtree(staging)
     return SortedLog(
         offsets=offsets,
-        item_keys=keys.items.gather(numbering.item_codes).alias("key"),
-        user_keys=keys.users.gather(numbering.user_codes).alias("key"),
+        item_keys=keys["item"].gather(numbering.item_codes).alias("key"),
+        user_keys=keys["user"].gather(numbering.user_codes).alias("key"),
         bounds=numbering.bounds,
         below_rating=log.below_rating,
-        accounting=accounting(keys.frequent, numbering),
+        accounting=accounting(frequent, numbering),
     )
 
 
@@ -120,23 +135,13 @@ def spark_session() -> Iterator[SparkSession]:
             session.stop()
 
 
-class FrequentKeys(NamedTuple):
-    """What the filters keep.
+def keep_frequent(
+    log: SparkLog, folder: Path, options: PrepareOptions
+) -> tuple[dict[str, pl.Series], Frequent]:
+    """Return the kept keys of "item" and "user" in order of first appearance, and their counts.
 
-    Attributes:
-        items: Keys in order of their first appearance in the log.
-        users: The same for users.
-        frequent: Counts; its codes are positions in `items` and `users`.
-    """
-
-    items: pl.Series
-    users: pl.Series
-    frequent: Frequent
-
-
-def keep_frequent(log: SparkLog, folder: Path, options: PrepareOptions) -> FrequentKeys:
-    """Apply the minimum counts; every round leaves its keys as Parquet files in `folder`.
-
+    The codes of the counts are positions in the keys.  Every round leaves its keys as Parquet files
+    in `folder`.
     What is kept only shrinks, so a round joins the whole log with the last round's keys: plans do
     not grow with the number of rounds.
     """
@@ -150,7 +155,9 @@ def keep_frequent(log: SparkLog, folder: Path, options: PrepareOptions) -> Frequ
         kept_items = counted.filter(counted["count"] >= options.min_item_count)
         counted = _counted(_with(known, kept_items), "user", folder / f"user-{rounds}")
         kept_users = counted.filter(counted["count"] >= options.min_user_count)
-        last = not options.core or _settled((items, kept_items), (users, kept_users))
+        last = not options.core or (
+            items.count() == kept_items.count() and users.count() == kept_users.count()
+        )
         items, users = kept_items, kept_users
         if last:
             break
@@ -167,11 +174,7 @@ def keep_frequent(log: SparkLog, folder: Path, options: PrepareOptions) -> Frequ
         dropped_by_user=with_kept_items - int(user_counts.sum()),
         rounds=rounds,
     )
-    return FrequentKeys(item_keys, user_keys, frequent)
-
-
-def _settled(*before_and_after: tuple[DataFrame, DataFrame]) -> bool:
-    return all(before.count() == after.count() for before, after in before_and_after)
+    return {"item": item_keys, "user": user_keys}, frequent
 
 
 def _counted(log: DataFrame, name: str, folder: Path) -> DataFrame:
@@ -201,16 +204,16 @@ def _by_appearance(
 
 
 def numbered_log(
-    log: DataFrame, keys: FrequentKeys, numbering: Numbering, folder: Path
+    log: DataFrame, keys: dict[str, pl.Series], numbering: Numbering, folder: Path
 ) -> DataFrame:
     """Return the kept interactions with columns `user_row` and `item_id`.
 
     The ids are written to `folder` for Spark.
     """
     folder.mkdir()
-    items = pl.DataFrame({"item": keys.items, "item_id": numbering.items})
+    items = pl.DataFrame({"item": keys["item"], "item_id": numbering.items})
     items = items.with_columns(withheld=pl.Series(numbering.withheld[numbering.items]))
-    users = pl.DataFrame({"user": keys.users, "user_row": numbering.users})
+    users = pl.DataFrame({"user": keys["user"], "user_row": numbering.users})
     for name, table in (("item", items), ("user", users)):
         table.write_parquet(folder / f"{name}.parquet")
         log = log.join(log.sparkSession.read.parquet(f"file://{folder}/{name}.parquet"), name)
@@ -259,3 +262,109 @@ def _mix_rows(batches: Iterator[RecordBatch], seed: int) -> Iterator[RecordBatch
     for batch in batches:
         mixed = mix(batch.column("row").to_numpy(), seed) ^ SIGN  # Spark's numbers have a sign
         yield batch.append_column("mixed", pa.array(mixed.view(np.int64)))
+
+
+class SparkLog(NamedTuple):
+    """Usable interactions as a Spark frame.
+
+    Attributes:
+        frame: Columns `user`, `item`, `time` (microseconds) and `row`, the interaction's number in
+            the log, as one machine would count it.
+        rows: How many there are.
+        below_rating: Interactions left out for their rating.
+    """
+
+    frame: DataFrame
+    rows: int
+    below_rating: int
+
+
+def read_log(
+    session: SparkSession, source: Source, folder: Path, tally: Tally, min_rating: float | None
+) -> SparkLog:
+    """Read all parts into Parquet files of `folder`, once, and return them as a frame.
+
+    Raises:
+        DataError: If too many lines were refused or nothing is left.
+    """
+    from pyspark.sql import functions as f
+
+    read = partial(
+        _read_parts,
+        parts=source.parts,
+        unit=_time_unit(source, tally, min_rating),
+        min_rating=min_rating,
+    )
+    size = len(source.parts)
+    numbers = session.range(0, size, 1, numPartitions=min(size, MOST_TASKS))
+    with _workers_errors():
+        numbers.mapInArrow(read, SCHEMA).write.parquet(f"file://{folder}")
+    staged = session.read.schema(SCHEMA).parquet(f"file://{folder}")
+    found = staged.filter("tally is not null").orderBy("part").select("tally").collect()
+    tallies: list[dict[str, Any]] = [json.loads(record["tally"]) for record in found]
+    for other in tallies:
+        tally.merge(other)
+    ends = list(accumulate(other["rows"] for other in tallies))
+    check_read(source, tally, ends[-1])
+    starts = session.createDataFrame(list(enumerate([0, *ends[:-1]])), "part int, start long")
+    log = staged.filter("tally is null").join(f.broadcast(starts), "part")
+    frame = log.select("user", "item", "time", (f.col("start") + f.col("line")).alias("row"))
+    return SparkLog(frame, ends[-1], sum(other["below_rating"] for other in tallies))
+
+
+@contextmanager
+def _workers_errors() -> Iterator[None]:
+    """Raise a reader's `DataError` from a worker as the same error here."""
+    from pyspark.errors import PythonException
+
+    try:
+        yield
+    except PythonException as error:
+        found = re.search(rf"{DataError.__module__}\.DataError: (.*)", str(error))
+        if found is None:
+            raise
+        raise DataError(found[1]) from error
+
+
+def _time_unit(source: Source, tally: Tally, min_rating: float | None) -> str:
+    """Decide the unit of times once, by the log's first frame; workers must not differ."""
+    time_reader = TimeReader(source.time_unit, tally)
+    first = next(source.parts[0](Tally()), None)
+    if first is not None:
+        usable(first, time_reader, Tally(), min_rating)
+    return time_reader.unit
+
+
+def _read_parts(
+    batches: Iterator[RecordBatch], parts: Sequence[Part], unit: str, min_rating: float | None
+) -> Iterator[RecordBatch]:
+    """Yield the interactions of the parts whose numbers come in, and a tally after each part."""
+    for batch in batches:
+        for number in batch.column("id").to_pylist():
+            yield from _read_part(number, parts[number], unit, min_rating)
+
+
+def _read_part(
+    number: int, part: Part, unit: str, min_rating: float | None
+) -> Iterator[RecordBatch]:
+    tally = Tally()
+    time_reader = TimeReader(unit, tally)
+    rows = below_rating = 0
+    for frame in part(tally):
+        kept, low = usable(frame, time_reader, tally, min_rating)
+        lines = pl.int_range(rows, rows + len(kept), dtype=pl.Int64, eager=True).alias("line")
+        yield from _records(kept.with_columns(lines, part=pl.lit(number)))
+        rows, below_rating = rows + len(kept), below_rating + low
+    summary = json.dumps({**tally.counted, "rows": rows, "below_rating": below_rating})
+    yield from _records(pl.DataFrame({"part": [number], "tally": [summary]}))
+
+
+def _records(frame: pl.DataFrame) -> Iterator[RecordBatch]:
+    """Yield a frame as Spark's `SCHEMA`; columns that it lacks are null."""
+    import pyarrow as pa
+
+    kinds = {"int": pa.int32(), "long": pa.int64(), "string": pa.string()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    missing = [pl.lit(None).alias(name) for name in schema.names if name not in frame.columns]
+    table = frame.with_columns(missing).select(schema.names).to_arrow()
+    yield from table.cast(schema).to_batches()

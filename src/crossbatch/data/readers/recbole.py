@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crossbatch.data.readers.source import Column, ReadOptions, Source, Tally
-from crossbatch.data.readers.text_tables import read_delimited, read_whole, split_header
+from crossbatch.data.readers.text_tables import (
+    read_delimited,
+    read_whole,
+    require_names,
+    split_header,
+)
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
@@ -74,8 +79,7 @@ def _fields(path: Path) -> dict[str, str]:
 
 
 def _named(fields: dict[str, str], name: str, path: Path) -> str:
-    if name not in fields:
-        raise DataError(f"{path.name} has no column {name!r}; its columns are: {', '.join(fields)}")
+    require_names(path, [name], fields, "column")
     return f"{name}:{fields[name]}"
 
 

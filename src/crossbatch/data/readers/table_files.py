@@ -89,7 +89,7 @@ def column_names(path: Path) -> list[str]:
     if kind == "json":
         return list(first_object(path))
     if kind == "parquet":
-        return list(parquet_schema(path))
+        return _scan(path).collect_schema().names()
     return split_header(path, "\t" if kind == "tsv" else ",")
 
 
@@ -128,11 +128,6 @@ def _json_table(path: Path, columns: dict[str, str]) -> pl.DataFrame:
     return full.select(pl.col(theirs).alias(ours) for ours, theirs in columns.items())
 
 
-def parquet_schema(path: Path) -> pl.Schema:
-    """Return the types of a Parquet file's columns by name."""
-    return _scan(path).collect_schema()
-
-
 def _scan(path: Path) -> pl.LazyFrame:
     try:
         frame = pl.scan_parquet(path)
@@ -164,7 +159,7 @@ def check_parts(files: Sequence[Path], columns: Mapping[str, str]) -> None:
         return
     first: dict[str, tuple[pl.DataType, Path]] = {}
     for file in files:
-        schema, named = parquet_schema(file), folder_values(file)
+        schema, named = _scan(file).collect_schema(), folder_values(file)
         for ours, theirs in columns.items():
             if theirs not in schema and theirs not in named:
                 raise DataError(

@@ -16,7 +16,7 @@ from crossbatch.data.readers.text_blocks import first_line, line_blocks
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from crossbatch.data.readers.source import Tally
@@ -42,11 +42,7 @@ def read_delimited(
         encoding: Of the text.
     """
     names = list(header) if header is not None else split_header(path, separator)
-    missing = [name for name in columns.values() if name not in names]
-    if missing:
-        raise DataError(
-            f"{path.name} has no column {missing[0]!r}; its columns are: {', '.join(names)}"
-        )
+    require_names(path, columns.values(), names, "column")
     renaming = {theirs: ours for ours, theirs in columns.items()}
     skip = 0 if header is not None else 1
     for number, block in enumerate(line_blocks(path)):
@@ -62,6 +58,14 @@ def read_whole(
     """Return all rows of a small file at once; none for a file with only a header."""
     empty = pl.DataFrame(schema=dict.fromkeys(columns, pl.String))
     return pl.concat([empty, *read_delimited(path, columns, tally, **options)])
+
+
+def require_names(path: Path, wanted: Iterable[str], names: Collection[str], what: str) -> None:
+    """Raise `DataError` unless a file has all the wanted columns or fields."""
+    for name in wanted:
+        if name not in names:
+            known = ", ".join(names)
+            raise DataError(f"{path.name} has no {what} {name!r}; its {what}s are: {known}")
 
 
 def parse_rows(
@@ -128,22 +132,12 @@ def _split(line: str, mark: str) -> list[str]:
 
 
 def read_json_lines(path: Path, columns: Mapping[str, str], tally: Tally) -> Iterator[pl.DataFrame]:
-    """Yield frames with the given columns.
+    """Yield frames with the given columns, from our names to those of the first object.
 
-    Args:
-        path: A file of one JSON object a line, gzipped or not.
-        columns: From our names to the file's.
-        tally: Counts the lines that are no JSON objects.
-
-    Raises:
-        DataError: If the first object lacks one of the columns.
+    The tally counts the lines that are no JSON objects.
     """
     first = first_object(path)
-    missing = [name for name in columns.values() if name not in first]
-    if missing:
-        raise DataError(
-            f"{path.name} has no field {missing[0]!r}; its fields are: {', '.join(first)}"
-        )
+    require_names(path, columns.values(), first, "field")
     # ids are strings even where they look like numbers: 7 and "7" are one user
     schema = {
         theirs: pl.String if ours in ("user", "item") else _kind(first[theirs])
@@ -182,18 +176,17 @@ def first_object(path: Path) -> dict[str, Any]:
 def _parse(line: bytes, tally: Tally) -> dict[str, Any] | None:
     if not line.strip():
         return None
+    reason = "line is no JSON object"
     try:
         row = json.loads(line.decode("utf-8"))
+        if isinstance(row, dict):
+            return row
     except UnicodeDecodeError:
-        tally.unreadable("line is not UTF-8", repr(line))
-        return None
+        reason = "line is not UTF-8"
     except (ValueError, RecursionError):
-        tally.unreadable("line is not JSON", repr(line))
-        return None
-    if not isinstance(row, dict):
-        tally.unreadable("line is no JSON object", repr(line))
-        return None
-    return row
+        reason = "line is not JSON"
+    tally.unreadable(reason, repr(line))
+    return None
 
 
 def _kind(value: object) -> type[pl.DataType]:

@@ -23,7 +23,7 @@ from crossbatch.data.synthetic.catalogue import (
     places_in_group,
     spread_repeats,
 )
-from crossbatch.data.synthetic.topic_visits import TOPICS, Visits, visit_topics
+from crossbatch.data.synthetic.topic_visits import TOPICS, visit_topics
 from crossbatch.errors import ConfigError
 from crossbatch.files import atomic_folder, write_document
 
@@ -128,15 +128,15 @@ class SyntheticLog:
         lengths = self._lengths()
         self._users.clear()
         topic_counts = np.zeros(self.options.categories * TOPICS, dtype=np.int64)
-        for _, _, visited in self._visits(lengths):
-            topic_counts += np.bincount(visited.topics, minlength=len(topic_counts))
+        for _, _, topics, _ in self._visits(lengths):
+            topic_counts += np.bincount(topics, minlength=len(topic_counts))
         self._catalogue = make_catalogue(self._rng("keys"), topic_counts, self.options.items)
         assigned = np.zeros_like(topic_counts)
-        for block, span, visited in self._visits(lengths):
+        for block, span, topics, interests in self._visits(lengths):
             users = np.repeat(np.arange(len(lengths))[span], lengths[span])
-            items = self._assign_items(self._catalogue, visited.topics, users, assigned, block)
+            items = self._assign_items(self._catalogue, topics, users, assigned, block)
             times = _times(self._rng("times", block), lengths[span])
-            self._users.append(self._user_rows(span, visited, block))
+            self._users.append(self._user_rows(span, interests, block))
             yield pl.DataFrame(
                 {
                     "user": _user_keys(users),
@@ -155,11 +155,12 @@ class SyntheticLog:
         """Return the users' content; the log must have been read before."""
         return pl.concat(self._users)
 
-    def _visits(self, lengths: np.ndarray) -> Iterator[tuple[int, slice, Visits]]:
+    def _visits(self, lengths: np.ndarray) -> Iterator[tuple[int, slice, np.ndarray, np.ndarray]]:
+        """Yield number, users, topics and first interests of every block."""
         for block in range(-(-len(lengths) // BLOCK_USERS)):
             span = slice(block * BLOCK_USERS, (block + 1) * BLOCK_USERS)
             rng = self._rng("walk", block)
-            yield block, span, visit_topics(rng, lengths[span], self.options.categories)
+            yield block, span, *visit_topics(rng, lengths[span], self.options.categories)
 
     def _assign_items(
         self,
@@ -187,14 +188,12 @@ class SyntheticLog:
         extra: np.ndarray = np.diff(np.floor(share + 1e-6), prepend=0.0).astype(np.int64)
         return extra + MIN_COUNT
 
-    def _user_rows(self, span: slice, visited: Visits, block: int) -> pl.DataFrame:
+    def _user_rows(self, span: slice, interests: np.ndarray, block: int) -> pl.DataFrame:
         rng = self._rng("people", block)
-        size = len(visited.first_interest)
+        size = len(interests)
         typical = rng.random(size) < 0.7  # the region depends on the interest in part
-        region = np.where(typical, visited.first_interest, rng.integers(0, 2**31, size)) % len(
-            REGIONS
-        )
-        age = np.round(35 + 3 * (visited.first_interest % 5) + 8 * rng.standard_normal(size))
+        region = np.where(typical, interests, rng.integers(0, 2**31, size)) % len(REGIONS)
+        age = np.round(35 + 3 * (interests % 5) + 8 * rng.standard_normal(size))
         numbers = np.arange(self.options.users)[span]
         return pl.DataFrame(
             {"key": _user_keys(numbers), "region": np.array(REGIONS)[region], "age": age}

@@ -7,8 +7,6 @@ depends on the last ones, which a popularity list cannot model.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 TOPICS = 5  # topics of a category
@@ -18,22 +16,16 @@ FORWARD, JUMP = 0.35, 0.10  # to the next topic of the ring, to any
 SLOT_SHARES = np.cumsum([0.6, 0.3, 0.1])
 
 
-class Visits(NamedTuple):
-    """The topics that users visited.
-
-    Attributes:
-        topics: Of all users end to end, each in order.  Shape `[Σ lengths]`, int32.
-        first_interest: The interest each user starts with.  Shape `[U]`, int64.
-    """
-
-    topics: np.ndarray
-    first_interest: np.ndarray
-
-
-def visit_topics(rng: np.random.Generator, lengths: np.ndarray, num_categories: int) -> Visits:
+def visit_topics(
+    rng: np.random.Generator, lengths: np.ndarray, num_categories: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Draw the topics that users visit: all users at once, one step at a time.
 
     `lengths` are the steps of each user.  Shape `[U]`.
+
+    Returns:
+        The topics of all users end to end, each in order `[Σ lengths]`, int32; the interest each
+        user starts with `[U]`, int64.
     """
     weights = (np.arange(num_categories) + 2.0) ** -0.8  # Zipf's law
     cumulative = np.cumsum(weights / weights.sum())
@@ -57,7 +49,7 @@ def visit_topics(rng: np.random.Generator, lengths: np.ndarray, num_categories: 
         strays = _categories(rng, cumulative, (len(stray),)) * TOPICS
         visited[stray] = strays + rng.integers(TOPICS, size=len(stray))
         topics[starts[:active] + step] = visited
-    return Visits(topics, first_interest)
+    return topics, first_interest
 
 
 def _move(
