@@ -26,7 +26,7 @@ from crossbatch.retrieval import ExactIndex, Index, IVFIndex, TopK
 from crossbatch.retrieval.choice import tune
 from crossbatch.retrieval.ivf import load_faiss
 from crossbatch.serving import Bundle, open_bundle
-from crossbatch.serving.bundle.parity import random_histories
+from crossbatch.serving.bundle.writing import random_histories
 from synthetic_bundle import cluster_history, synthetic_bundle
 
 if TYPE_CHECKING:

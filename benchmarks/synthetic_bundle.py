@@ -13,9 +13,8 @@ import torch
 from crossbatch.config import ModelConfig, build
 from crossbatch.data.progress import silent
 from crossbatch.models import MODELS, ItemTower, TwoTower
-from crossbatch.serving.bundle.parity import Probe
-from crossbatch.serving.bundle.towers import split_state
-from crossbatch.serving.bundle.writing import Contents, IndexPlan, write_bundle
+from crossbatch.serving.bundle.model_files import split_state
+from crossbatch.serving.bundle.writing import Contents, IndexPlan, Probe, write_bundle
 
 if TYPE_CHECKING:
     from pathlib import Path

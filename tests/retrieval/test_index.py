@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import crossbatch.retrieval.index as index_module
 from crossbatch.retrieval import INDEXES, ExactIndex
+from crossbatch.retrieval.topk import group_size
 
 
 def brute_force(vectors, interests, k, exclude=None):
@@ -39,7 +40,7 @@ def shrink(patch, group=4):
     stream(patch)
     patch.setattr(index_module, "BLOCK_ROWS", 6)
     patch.setattr(index_module, "_tile_items", lambda num_items, rows: 8)
-    patch.setattr(index_module, "_group_items", lambda seen, k: group)
+    patch.setattr(index_module, "group_size", lambda seen, k, largest: group)
 
 
 @pytest.fixture(params=["whole rows", "streamed"])
@@ -113,7 +114,7 @@ def test_tiles_hold_whole_groups(num_items, rows):
     assert tile > 0
     for k in (1, 50, 10**6):
         for seen in (1, 2000, 10**7):
-            group = index_module._group_items(seen, k)
+            group = group_size(seen, k, index_module.MAX_GROUP)
             assert tile % group == 0
             assert group == 1 or group**2 * k <= seen
 

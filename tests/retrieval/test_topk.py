@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from crossbatch.kernels import topk_scan
 from crossbatch.retrieval import ExactIndex, topk
 from crossbatch.retrieval import index as index_module
-from crossbatch.retrieval.topk import RunningTopK, best_of_rows, group_size
+from crossbatch.retrieval.topk import MAX_ROW_GROUP, RunningTopK, best_of_rows, group_size
 
 
 def streamed(tiles, k, group):
@@ -81,7 +81,7 @@ def test_whole_rows_equal_a_sort_unless_the_kth_place_is_tied(k, group, more, le
 
 @given(columns=st.integers(2, 100_000), k=st.integers(1, 1_000))
 def test_there_are_more_groups_than_places(columns, k):
-    group = group_size(columns, k)
+    group = group_size(columns, k + 1, MAX_ROW_GROUP)
     assert group == 1 or columns // group > k
 
 

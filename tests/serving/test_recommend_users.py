@@ -83,7 +83,7 @@ def test_chunks_are_bounded_by_users_and_by_cells(monkeypatch):
     monkeypatch.setattr(batch_module, "CHUNK_CELLS", 10)
     lengths = [2, 2, 2, 2, 2, 9, 1, 50, 1]
     frame = pl.DataFrame({"history": [["x"] * length for length in lengths]})
-    sizes = [chunk["history"].list.len().to_list() for chunk in batch_module._chunks(iter([frame]))]
+    sizes = [chunk["history"].list.len().to_list() for chunk in batch_module._chunks(frame)]
     assert sizes == [[2, 2, 2, 2], [2], [9], [1], [50], [1]]
 
 

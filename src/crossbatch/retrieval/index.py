@@ -8,14 +8,14 @@ multi-interest models share this path (for ComiRec's "search each interest, pool
 result is the same list).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from crossbatch.retrieval.topk import RunningTopK, best_of_rows, group_size
+from crossbatch.retrieval.topk import MAX_ROW_GROUP, RunningTopK, best_of_rows, group_size
 
 # A tile of scores is at most this many numbers (4 MB): it stays in cache between the GEMM that
 # writes it and the scan that reads it.
@@ -100,24 +100,20 @@ class ExactIndex:
         whole = k < self.num_items <= (FEW_ITEMS if B * K <= FEW_ROWS else SMALL_ITEMS)
         if whole:
             rows = max(1, min(rows, 4 * TILE_SCORES // (K * self.num_items)))
-        blocks = []
-        for start in range(0, B, rows):
-            block = interests[start : start + rows]
-            banned = None if exclude is None else exclude[start : start + rows]
-            found = self._search_rows(block, k, banned) if whole else None
-            blocks.append(found or self._search_block(block, k, banned))
-        if not blocks:
+        if not B:
             best = RunningTopK(0, k, like=self.vectors)
             return TopK(best.scores, best.item_ids)
-        return TopK(
-            torch.cat([block.scores for block in blocks]),
-            torch.cat([block.item_ids for block in blocks]),
-        )
+
+        def search(block: Tensor, banned: Tensor | None) -> TopK:
+            found = self._search_rows(block, k, banned) if whole else None
+            return found or self._search_block(block, k, banned)
+
+        return search_blocks(search, interests, exclude, rows)
 
     def _search_rows(self, interests: Tensor, k: int, exclude: Tensor | None) -> TopK | None:
         """Score all items at once; None where equal scores make the k-th item ambiguous."""
         b, K, d = interests.shape
-        columns, group = len(self.vectors), group_size(len(self.vectors), k)
+        columns, group = len(self.vectors), group_size(len(self.vectors), k + 1, MAX_ROW_GROUP)
         scores = self.vectors.new_empty(b * K, -(-columns // group) * group)
         torch.mm(interests.reshape(b * K, d), self.vectors.T, out=scores[:, :columns])
         scores[:, columns:] = -torch.inf
@@ -138,17 +134,19 @@ class ExactIndex:
         tile_items = _tile_items(self.num_items, K * b)
         tile = self.vectors.new_empty(tile_items, K, b)
         best = RunningTopK(b, k, like=self.vectors)
-        banned = None if exclude is None else _Banned(exclude.to(self.vectors.device))
+        banned = None if exclude is None else _by_item(exclude.to(self.vectors.device))
         for start in range(1, self.num_items + 1, tile_items):
             items = self.vectors[start : start + tile_items]
             n, seen = len(items), start + len(items) - 1
-            group = _group_items(seen, k)
+            group = group_size(seen, k, MAX_GROUP)
             torch.mm(items, queries, out=tile[:n].view(n, K * b))
             filled = -(-n // group) * group
             tile[n:filled] = -torch.inf
             if banned is not None:
-                for item_ids, users in banned.between(start, start + n):
-                    tile[item_ids - start, :, users] = -torch.inf
+                item_ids, users = banned
+                ends = torch.searchsorted(item_ids, item_ids.new_tensor([start, start + n]))
+                inside = slice(*ends.tolist())
+                tile[item_ids[inside] - start, :, users[inside]] = -torch.inf
             best.scan(tile[:filled], group, first_id=start)
             # Merging whenever the items seen have doubled keeps both merges and candidates few:
             # about k candidates a user pass an old threshold in each doubling.
@@ -178,38 +176,32 @@ class ExactIndex:
         _require_finite("interests", interests)
 
 
-class _Banned:
-    """Pairs (item, user) that must not be returned, sorted by item for access by tile."""
+def search_blocks(
+    search: Callable[[Tensor, Tensor | None], TopK],
+    interests: Tensor,
+    exclude: Tensor | None,
+    rows: int,
+) -> TopK:
+    """Search for blocks of `rows` users one after the other, which bounds the memory."""
+    bans = [None] * len(interests) if exclude is None else exclude.split(rows)
+    blocks = [search(*block) for block in zip(interests.split(rows), bans, strict=False)]
+    return TopK(
+        torch.cat([block.scores for block in blocks]),
+        torch.cat([block.item_ids for block in blocks]),
+    )
 
-    def __init__(self, exclude: Tensor) -> None:
-        users, columns = exclude.nonzero(as_tuple=True)
-        self.item_ids, order = exclude[users, columns].long().sort()
-        self.users = users[order]
 
-    def between(self, first_id: int, stop_id: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the item ids and users of the tile `[first_id, stop_id)`, or nothing at all."""
-        bounds = self.item_ids.new_tensor([first_id, stop_id])
-        start, stop = torch.searchsorted(self.item_ids, bounds).tolist()
-        if stop > start:
-            yield self.item_ids[start:stop], self.users[start:stop]
+def _by_item(exclude: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids that must not be returned, ascending, and the user of each."""
+    users, columns = exclude.nonzero(as_tuple=True)
+    item_ids, order = exclude[users, columns].long().sort()
+    return item_ids, users[order]
 
 
 def _tile_items(num_items: int, rows: int) -> int:
     """Return items per tile: a multiple of every group size, no more than needed."""
     fitting = max(1024, TILE_SCORES // rows)
     return min(fitting, num_items + MAX_GROUP - 1) // MAX_GROUP * MAX_GROUP
-
-
-def _group_items(seen: int, k: int) -> int:
-    """Return items per group, a power of two, for a tile that ends with item `seen`.
-
-    About k / seen of its items enter a list. Larger groups mean fewer maxima to look at but more
-    scores to fetch for each hit; the sum is least at √(seen / k).
-    """
-    group = 1
-    while group < MAX_GROUP and (2 * group) ** 2 * k <= seen:
-        group *= 2
-    return group
 
 
 def _require_finite(name: str, values: Tensor) -> None:

@@ -9,6 +9,7 @@ with the float32 vectors and the largest of the K inner products: scores are tho
 """
 
 import math
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from crossbatch.retrieval.index import ExactIndex, TopK
+from crossbatch.retrieval.index import ExactIndex, TopK, search_blocks
 
 OVERSAMPLING = 2  # candidates for each place of a list: codes of 8 bits are not quite in order
 SMALL = 8  # lists longer than 1/SMALL of the catalogue are made exactly
@@ -116,21 +117,10 @@ class IVFIndex:
         if not B or width * SMALL > self.num_items:
             return self._exact.search(interests, k, exclude=exclude)
         rows = max(1, BLOCK_NUMBERS // (K * width * d))
-        blocks = [
-            self._search_block(
-                interests[start : start + rows],
-                k,
-                width,
-                None if exclude is None else exclude[start : start + rows],
-            )
-            for start in range(0, B, rows)
-        ]
-        return TopK(
-            torch.cat([block.scores for block in blocks]),
-            torch.cat([block.item_ids for block in blocks]),
-        )
+        search = partial(self._search_block, k, width)
+        return search_blocks(search, interests, exclude, rows)
 
-    def _search_block(self, interests: Tensor, k: int, width: int, exclude: Tensor | None) -> TopK:
+    def _search_block(self, k: int, width: int, interests: Tensor, exclude: Tensor | None) -> TopK:
         candidates = self._candidates(interests, width)  # [b, C] ascending, 0 where there is none
         scores = torch.bmm(self.vectors[candidates], interests.transpose(1, 2)).amax(dim=2)
         blank = candidates == 0

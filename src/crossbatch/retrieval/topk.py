@@ -84,10 +84,14 @@ def _below_kth_group(tile: Tensor, group: int, k: int) -> Tensor:
     return kth.nextafter(kth.new_tensor(-torch.inf))
 
 
-def group_size(columns: int, k: int) -> int:
-    """Columns of a group: a power of two near √(columns / k), where both passes cost the same."""
+def group_size(items: int, k: int, largest: int) -> int:
+    """Items of a group: a power of two near √(items / k), up to `largest`.
+
+    About k / items of all enter a list. Larger groups mean fewer maxima to look at but more scores
+    to fetch for each hit; the sum is least there.
+    """
     group = 1
-    while group < MAX_ROW_GROUP and (2 * group) ** 2 * (k + 1) <= columns:
+    while group < largest and (2 * group) ** 2 * k <= items:
         group *= 2
     return group
 

@@ -12,8 +12,8 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import encode_items
 from crossbatch.retrieval import ExactIndex
 from crossbatch.serving.bundle.manifest import MANIFEST
+from crossbatch.serving.bundle.model_files import HistoryEncoder
 from crossbatch.serving.bundle.opening import open_bundle
-from crossbatch.serving.bundle.towers import HistoryEncoder
 from crossbatch.serving.recommender import Recommender
 from crossbatch.serving.user_features import Profiles, feature_table
 from crossbatch.training.run_folder import open_run

@@ -84,15 +84,15 @@ def recommend_users(
     """
     tally = Tally()
     with table_file(out, overwrite=overwrite) as add:
-        frames, total = _frames(users, list(recommender.user_encoders))
-        for frame in _chunks(frames):
-            add(_lists(recommender, frame, k, exclude_seen=exclude_seen, tally=tally))
-            progress("users", tally.users, total)
+        for frame, total in _frames(users, list(recommender.user_encoders)):
+            for chunk in _chunks(frame):
+                add(_lists(recommender, chunk, k, exclude_seen=exclude_seen, tally=tally))
+                progress("users", tally.users, total)
     return tally
 
 
-def _frames(path: Path, features: list[str]) -> tuple[Iterator[pl.DataFrame], int | None]:
-    """Users as frames of `user`, `history` and the features there are; and how many, if known."""
+def _frames(path: Path, features: list[str]) -> Iterator[tuple[pl.DataFrame, int | None]]:
+    """Yield frames of `user`, `history` and features, each with the number of users if known."""
     if path.suffix not in SCANS:
         raise ConfigError(f"--users must end in {', '.join(SCANS)}, got {path.name!r}")
     try:
@@ -111,29 +111,23 @@ def _frames(path: Path, features: list[str]) -> tuple[Iterator[pl.DataFrame], in
         batches = lazy.select(chosen).collect_batches(
             maintain_order=True, chunk_size=16 * CHUNK_USERS
         )
-        return _readable(path, batches), total
+        for frame in batches:
+            yield frame, total
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f"{path} cannot be read: {_first_line(error)}") from None
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path} cannot be read: {reason}") from None
 
 
-def _readable(path: Path, batches: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    try:
-        yield from batches
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f"{path} cannot be read: {_first_line(error)}") from None
-
-
-def _chunks(frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    """Cut frames into chunks whose histories take little memory when padded to the longest."""
-    for frame in frames:
-        lengths = frame["history"].list.len().fill_null(0).to_numpy()
-        start = 0
-        while start < len(frame):
-            longest = np.maximum.accumulate(lengths[start : start + CHUNK_USERS].astype(np.int64))
-            cells = longest * np.arange(1, len(longest) + 1)
-            size = max(1, int(np.searchsorted(cells, CHUNK_CELLS, side="right")))
-            yield frame[start : start + size]
-            start += size
+def _chunks(frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Cut a frame into chunks whose histories take little memory when padded to the longest."""
+    lengths = frame["history"].list.len().fill_null(0).to_numpy()
+    start = 0
+    while start < len(frame):
+        longest = np.maximum.accumulate(lengths[start : start + CHUNK_USERS].astype(np.int64))
+        cells = longest * np.arange(1, len(longest) + 1)
+        size = max(1, int(np.searchsorted(cells, CHUNK_CELLS, side="right")))
+        yield frame[start : start + size]
+        start += size
 
 
 def _lists(
@@ -200,7 +194,3 @@ def _column(path: Path, schema: pl.Schema, names: tuple[str, ...]) -> str:
         f"{path} needs a column {names[0]!r} (or {', '.join(names[1:])}); "
         f"its columns are {', '.join(schema)}"
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

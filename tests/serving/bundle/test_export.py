@@ -10,7 +10,7 @@ import torch
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.retrieval import ExactIndex, IndexFacts
 from crossbatch.serving import BundleError, export_bundle, open_bundle
-from crossbatch.serving.bundle import export, graph, parity, writing
+from crossbatch.serving.bundle import export, graph, writing
 from crossbatch.serving.from_run import open_recommender, run_profiles, run_recommender
 from crossbatch.training.build import build_towers
 
@@ -174,10 +174,10 @@ def test_a_bundle_whose_answers_differ_is_not_written(id_run, tmp_path, monkeypa
 
 def test_difference_is_relative_and_refuses_nan_and_other_shapes():
     truth = torch.tensor([100.0, -1.0])
-    assert parity.difference("x", truth + 0.001, truth) == pytest.approx(1e-5, rel=0.01)
+    assert writing.difference("x", truth + 0.001, truth) == pytest.approx(1e-5, rel=0.01)
     for wrong in (truth * 1.001, truth * torch.nan, truth[:1]):
         with pytest.raises(DataError, match="x differ"):
-            parity.difference("x", wrong, truth)
+            writing.difference("x", wrong, truth)
 
 
 def test_an_existing_bundle_is_replaced_only_when_asked(id_run, shop, tmp_path):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from crossbatch.errors import ConfigError
-from crossbatch.serving.server.answers import Answer, Recommend, Similar, answer_all
+from crossbatch.serving.server.answers import Answer, Similar, answer_all
 from crossbatch.serving.server.live_bundle import LiveBundle
-from crossbatch.serving.server.messages import UnknownItem
+from crossbatch.serving.server.messages import RecommendRequest, Slot, UnknownItem
 
 from .conftest import KEYS
 
@@ -46,16 +46,16 @@ def queries(count: int) -> list[Query]:
     rng = random.Random(4)
     found: list[Query] = []
     for _ in range(count):
-        slot = rng.choice(["main", "compare"])
+        slot: Slot = rng.choice(["main", "compare"])
         if rng.random() < 0.2:
             found.append(Similar(slot, rng.choice(KEYS), rng.choice([1, 5, 500])))
             continue
         history = rng.sample([*KEYS, "unknown"], rng.randint(0, 6))
         features = rng.choice([None, {}, {"age": 20}, {"country": "fr"}])
         found.append(
-            Recommend(
-                slot,
-                tuple(history),
+            RecommendRequest(
+                bundle=slot,
+                history=history,
                 k=rng.choice([1, 5, 20, 500]),
                 exclude_seen=rng.random() < 0.5,
                 user_features=features if slot == "main" else None,
@@ -74,8 +74,8 @@ def test_answers_do_not_depend_on_other_queries(bundles: dict[str, LiveBundle]) 
 
 
 def test_one_invalid_query_does_not_affect_the_others(bundles: dict[str, LiveBundle]) -> None:
-    good = Recommend("main", ("m1",), 5)
-    bad = Recommend("main", ("m1",), 5, user_features={"shoe size": 43})
+    good = RecommendRequest(history=["m1"], k=5)
+    bad = RecommendRequest(history=["m1"], k=5, user_features={"shoe size": 43})
     missing = Similar("main", "nobody", 3)
     first, second, third, fourth = answer_all(bundles, [good, bad, missing, good])
     assert isinstance(second, ConfigError)
@@ -86,14 +86,14 @@ def test_one_invalid_query_does_not_affect_the_others(bundles: dict[str, LiveBun
 
 
 def test_unknown_items_are_counted(bundles: dict[str, LiveBundle]) -> None:
-    (answer,) = answer_all(bundles, [Recommend("main", ("m1", "x", "y"), 2)])
+    (answer,) = answer_all(bundles, [RecommendRequest(history=["m1", "x", "y"], k=2)])
     assert isinstance(answer, Answer)
     assert answer.num_unknown == 2
 
 
 def test_features_are_enough_without_a_history(bundles: dict[str, LiveBundle]) -> None:
     """Without a history there is no reason to give, but there is a list for every interest."""
-    query = Recommend("main", (), 5, user_features={"age": 44}, explain=True)
+    query = RecommendRequest(history=[], k=5, user_features={"age": 44}, explain=True)
     found = body(answer_all(bundles, [query])[0])
     assert found["popular"] is False
     assert [item["because"] for item in found["items"]] == [None] * 5

@@ -28,18 +28,24 @@ from crossbatch.files import check_target
 from crossbatch.retrieval import IVFIndex
 from crossbatch.serving.bundle import graph as graphs
 from crossbatch.serving.bundle.catalogue import all_items
-from crossbatch.serving.bundle.feature_schema import sample_tables, schema_encoders
 from crossbatch.serving.bundle.manifest import MANIFEST, REMEDY, BundleError
-from crossbatch.serving.bundle.opening import ITEMS, Bundle
-from crossbatch.serving.bundle.parity import Probe, random_histories
-from crossbatch.serving.bundle.towers import (
+from crossbatch.serving.bundle.model_files import (
     ID_TABLE,
     USER_TOWER,
     HistoryEncoder,
     load_item_tower,
     map_tensors,
+    sample_tables,
+    schema_encoders,
 )
-from crossbatch.serving.bundle.writing import Contents, IndexPlan, write_bundle
+from crossbatch.serving.bundle.opening import ITEMS, Bundle
+from crossbatch.serving.bundle.writing import (
+    Contents,
+    IndexPlan,
+    Probe,
+    random_histories,
+    write_bundle,
+)
 from crossbatch.serving.user_features import Profiles, feature_table
 
 if TYPE_CHECKING:

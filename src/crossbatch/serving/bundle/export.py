@@ -20,10 +20,15 @@ from crossbatch.evaluation.distributed import encode_together
 from crossbatch.files import check_target, read_document
 from crossbatch.serving.bundle.catalogue import all_items
 from crossbatch.serving.bundle.manifest import MANIFEST
+from crossbatch.serving.bundle.model_files import HistoryEncoder, split_state
 from crossbatch.serving.bundle.opening import open_bundle
-from crossbatch.serving.bundle.parity import USERS, Probe
-from crossbatch.serving.bundle.towers import HistoryEncoder, split_state
-from crossbatch.serving.bundle.writing import Contents, IndexPlan, write_bundle
+from crossbatch.serving.bundle.writing import (
+    PROBE_USERS,
+    Contents,
+    IndexPlan,
+    Probe,
+    write_bundle,
+)
 from crossbatch.serving.from_run import feature_names, run_profiles
 from crossbatch.training.distributed.start import joined, together
 from crossbatch.training.run_folder import open_run
@@ -102,7 +107,7 @@ def _held_out_users(saved: SavedRun) -> Probe:
     """Held-out users with the interests that the trained towers give them."""
     split = "test" if saved.dataset.num_eval_users("test") else "valid"
     length = saved.recipe.train.history_length
-    batch = next(saved.dataset.eval_batches(split, batch_size=USERS, history_length=length))
+    batch = next(saved.dataset.eval_batches(split, batch_size=PROBE_USERS, history_length=length))
     with torch.no_grad():
         interests = saved.towers.users(batch.history, batch.user_ids)
     return Probe(batch.history, run_profiles(saved, batch.user_ids), interests)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.models import FeatureTable
-from crossbatch.serving.bundle.feature_schema import sample_tables
+from crossbatch.serving.bundle.model_files import sample_tables
 from crossbatch.serving.user_features import Profiles, with_profiles
 
 if TYPE_CHECKING:

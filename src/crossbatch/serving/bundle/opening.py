@@ -19,24 +19,22 @@ from crossbatch.data.dataset.features import encode_table
 from crossbatch.files import read_document
 from crossbatch.retrieval import ExactIndex, IVFIndex
 from crossbatch.serving.bundle.catalogue import StoredCatalogue
-from crossbatch.serving.bundle.feature_schema import (
-    describe_features,
-    read_schema,
-    sample_tables,
-    schema_encoders,
-)
 from crossbatch.serving.bundle.manifest import (
     REMEDY,
     BundleError,
     read_manifest,
     verify_files,
 )
-from crossbatch.serving.bundle.towers import (
+from crossbatch.serving.bundle.model_files import (
     ID_TABLE,
     ITEM_TOWER,
     USER_TOWER,
+    describe_features,
     load_user_tower,
     map_tensors,
+    read_schema,
+    sample_tables,
+    schema_encoders,
 )
 from crossbatch.serving.recommender import Recommender
 
@@ -66,7 +64,7 @@ class Bundle(Recommender):
         document = read_document(path / CONFIG, REMEDY)
         self.config: ModelConfig = Recipe.from_dict({"model": document["model"]}).model
         encoders = schema_encoders(path / USERS)
-        self.user_features = describe_features(read_schema(path / USERS), encoders)
+        self.user_features = describe_features(path / USERS, encoders)
         item_vectors = _map_vectors(path / ITEM_VECTORS)
         history_vectors = self._history_vectors(item_vectors)
         towers = load_user_tower(

@@ -1,4 +1,7 @@
-"""`write_bundle`: write a bundle's parts, build its index, check it, describe it, rename it."""
+"""`write_bundle`: write a bundle's parts, build its index, check it, describe it, rename it.
+
+The check: a bundle must answer as the model that it was made of, or nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,13 @@ import torch
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_folder, write_document
-from crossbatch.retrieval import IVFIndex, choose_index
+from crossbatch.retrieval import ExactIndex, IVFIndex, choose_index
 from crossbatch.retrieval.choice import LIST, measure, tune
 from crossbatch.serving.bundle import graph as graphs
-from crossbatch.serving.bundle import parity
 from crossbatch.serving.bundle.catalogue import write_catalogue
-from crossbatch.serving.bundle.feature_schema import copy_schema
 from crossbatch.serving.bundle.manifest import MANIFEST, write_manifest
 from crossbatch.serving.bundle.model_card import model_card
+from crossbatch.serving.bundle.model_files import ITEM_TOWER, USER_TOWER, copy_schema, save_tensors
 from crossbatch.serving.bundle.opening import (
     CARD,
     CONFIG,
@@ -32,7 +34,6 @@ from crossbatch.serving.bundle.opening import (
     Bundle,
     open_bundle,
 )
-from crossbatch.serving.bundle.towers import ITEM_TOWER, USER_TOWER, save_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +43,13 @@ if TYPE_CHECKING:
 
     from crossbatch.config import ModelConfig
     from crossbatch.data.progress import Progress
-    from crossbatch.retrieval import ExactIndex, IndexFacts
+    from crossbatch.retrieval import IndexFacts
+    from crossbatch.serving.recommender import Recommender
+    from crossbatch.serving.user_features import Profiles
+
+
+PROBE_USERS = 256
+TOLERANCE = 1e-4  # of the largest number: far above float rounding, far below any real difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,15 @@ class Contents:
     trained: int  # items 1 … this took part in training, later ones are encoded by content
     features: Path  # folder with the schemas `items` and `users`
     origin: dict[str, Any]  # where the bundle comes from; JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Users with the interests that the original model gives them."""
+
+    history: Tensor  # [U, L], item ids of the bundle that is checked
+    profiles: Profiles | None  # their features, if the model reads any
+    interests: Tensor  # [U, K, d]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +117,7 @@ class IndexPlan:
 def write_bundle(
     out: Path,
     contents: Contents,
-    probe: parity.Probe,
+    probe: Probe,
     plan: IndexPlan,
     *,
     graph_formats: Sequence[str],
@@ -131,8 +147,8 @@ def write_bundle(
         bundle = Bundle(folder, facts)
         progress("parity", 0, None)
         facts["interests"] = bundle.num_interests
-        facts["parity"] = {"users": len(probe.history), "tolerance": parity.TOLERANCE}
-        facts["parity"] |= parity.compare(bundle, probe, contents.vectors)
+        facts["parity"] = {"users": len(probe.history), "tolerance": TOLERANCE}
+        facts["parity"] |= compare(bundle, probe, contents.vectors)
         progress("graphs", 0, None)
         facts["parity"] |= _write_graphs(folder, bundle, probe, graph_formats)
         (folder / CARD).write_text(model_card(bundle, facts), encoding="utf-8")
@@ -156,7 +172,7 @@ def _write_parts(folder: Path, contents: Contents) -> None:
 
 
 def _write_graphs(
-    folder: Path, bundle: Bundle, probe: parity.Probe, formats: Sequence[str]
+    folder: Path, bundle: Bundle, probe: Probe, formats: Sequence[str]
 ) -> dict[str, float]:
     """Write the graphs and return how far their answers are from the expected ones."""
     if not formats:
@@ -169,11 +185,11 @@ def _write_graphs(
         graphs.write_pt2(folder / graphs.PT2, program)
         with torch.no_grad():
             answers = program.module()(*inputs)
-        found["pt2"] = parity.difference("the exported graph's vectors", answers, probe.interests)
+        found["pt2"] = difference("the exported graph's vectors", answers, probe.interests)
     if "onnx" in formats:
         graphs.write_onnx(folder / graphs.ONNX, program, graph.input_names())
         answers = graphs.run_onnx(folder / graphs.ONNX, inputs)
-        found["onnx"] = parity.difference("the ONNX graph's vectors", answers, probe.interests)
+        found["onnx"] = difference("the ONNX graph's vectors", answers, probe.interests)
     return found
 
 
@@ -187,3 +203,46 @@ def _facts(contents: Contents) -> dict[str, Any]:
         "dim": contents.vectors.shape[1],
         "origin": contents.origin,
     }
+
+
+def difference(what: str, found: Tensor, expected: Tensor) -> float:
+    """Return the largest difference relative to the largest number.
+
+    Raises:
+        DataError: If it exceeds `TOLERANCE`.
+    """
+    scale = max(float(expected.abs().max()), 1e-12)
+    same_shape = found.shape == expected.shape
+    worst = float((found - expected).abs().max()) / scale if same_shape else np.inf
+    if not worst <= TOLERANCE:
+        raise DataError(
+            f"{what} differ from the trained model's by {worst:.2g} of their size, more than "
+            f"{TOLERANCE:g}: nothing was exported"
+        )
+    return worst
+
+
+def compare(recommender: Recommender, probe: Probe, vectors: Tensor) -> dict[str, float]:
+    """Return the differences in user vectors and exact scores, by name.
+
+    Args:
+        recommender: The bundle that is checked.
+        probe: Users and their expected interests.
+        vectors: Expected item vectors `[N + 1, d]`.
+    """
+    interests = recommender.interests(probe.history, probe.profiles)
+    k = min(LIST, recommender.num_items)
+    expected = ExactIndex(vectors).search(probe.interests, k).scores
+    found = ExactIndex(recommender.item_vectors).search(interests, k).scores
+    return {
+        "user vectors": difference("the bundle's user vectors", interests, probe.interests),
+        "scores": difference("the bundle's scores", found, expected),
+    }
+
+
+def random_histories(recommender: Recommender, items: np.ndarray, *, seed: int = 0) -> Tensor:
+    """Histories `[U, L]` drawn from `items` by popularity, where no real users are available."""
+    weights = np.asarray(recommender.item_counts)[items] + 1.0
+    shape = (PROBE_USERS, recommender.history_length)
+    drawn = np.random.default_rng(seed).choice(items, size=shape, p=weights / weights.sum())
+    return torch.from_numpy(drawn)

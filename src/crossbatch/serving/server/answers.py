@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import normalize
 
-from crossbatch.serving.server.messages import UnknownItem
+from crossbatch.serving.server.messages import RecommendRequest, UnknownItem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,22 +28,10 @@ NEAREST = 3  # items of the history that describe an interest
 
 
 @dataclass(frozen=True, slots=True)
-class Recommend:
-    """A query for `k` items that suit a history."""
-
-    slot: str
-    history: tuple[str, ...]
-    k: int
-    exclude_seen: bool = True
-    user_features: Mapping[str, Any] | None = None
-    explain: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Similar:
     """A query for the `k` nearest items of an item."""
 
-    slot: str
+    bundle: str
     key: str
     k: int
 
@@ -68,7 +56,7 @@ class Found:
     popular: bool
 
 
-Query = Recommend | Similar
+Query = RecommendRequest | Similar
 
 
 def answer_all(
@@ -84,18 +72,18 @@ def answer_all(
     for place, query in enumerate(queries):
         if isinstance(query, Similar):
             try:
-                answers[place] = _similar(serving[query.slot], query)
+                answers[place] = _similar(serving[query.bundle], query)
             except Exception as error:  # concerns this query alone
                 answers[place] = error
         else:
-            groups[query.slot, query.k, query.exclude_seen].append(place)
+            groups[query.bundle, query.k, query.exclude_seen].append(place)
     for (slot, _, _), places in groups.items():
-        group = [query for place in places if isinstance(query := queries[place], Recommend)]
+        group = [query for place in places if isinstance(query := queries[place], RecommendRequest)]
         answers.update(zip(places, _recommend(serving[slot], group), strict=True))
     return [answers[place] for place in range(len(queries))]
 
 
-def _recommend(served: Served, queries: Sequence[Recommend]) -> list[Answer | Exception]:
+def _recommend(served: Served, queries: Sequence[RecommendRequest]) -> list[Answer | Exception]:
     try:
         lists = _search(served, queries)
         return [_body(served, *pair) for pair in zip(queries, lists, strict=True)]
@@ -106,7 +94,7 @@ def _recommend(served: Served, queries: Sequence[Recommend]) -> list[Answer | Ex
         return [answer for query in queries for answer in _recommend(served, [query])]
 
 
-def _search(served: Served, queries: Sequence[Recommend]) -> list[Found]:
+def _search(served: Served, queries: Sequence[RecommendRequest]) -> list[Found]:
     """Lists of queries that share `k` and `exclude_seen`."""
     bundle, k = served.bundle, queries[0].k
     known, unknown = bundle.known([query.history for query in queries])
@@ -126,7 +114,7 @@ def _search(served: Served, queries: Sequence[Recommend]) -> list[Found]:
     return found
 
 
-def _body(served: Served, query: Recommend, found: Found) -> Answer:
+def _body(served: Served, query: RecommendRequest, found: Found) -> Answer:
     members = [
         f'"score":{score:.6f},"interest":{interest}'
         for _, score, interest in zip(found.item_ids, found.scores, found.interests, strict=False)
@@ -177,7 +165,7 @@ def _nearest_in_history(bundle: Bundle, found: Found) -> list[dict[str, Any] | N
     ]
 
 
-def _interest_lists(served: Served, query: Recommend, found: Found) -> list[str]:
+def _interest_lists(served: Served, query: RecommendRequest, found: Found) -> list[str]:
     """For each of K interests a JSON object: its own list, and its nearest items of the history."""
     bundle, history = served.bundle, torch.from_numpy(found.history)
     shown = history[history < len(bundle.history_vectors)][-bundle.history_length :]

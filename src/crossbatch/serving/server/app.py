@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import TypeAdapter, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from crossbatch.serving.server.answers import Recommend, Similar
+from crossbatch.serving.server.answers import Similar
 from crossbatch.serving.server.messages import (
     EXCEPTION_RESPONSES,
     MAX_K,
@@ -116,15 +116,7 @@ def build_app(service: Service) -> FastAPI:
 def _add_answers(app: FastAPI, service: Service) -> None:
     async def recommend(request: RecommendRequest) -> Response:
         """The best items for a history; items that are unknown are reported and left out."""
-        query = Recommend(
-            slot=request.bundle,
-            history=tuple(request.history),
-            k=request.k,
-            exclude_seen=request.exclude_seen,
-            user_features=request.user_features,
-            explain=request.explain,
-        )
-        return Response((await service.ask(query)).body, media_type=JSON)
+        return Response((await service.ask(request)).body, media_type=JSON)
 
     app.router.add_api_route(
         "/recommend",

@@ -139,8 +139,7 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._request_timer: asyncio.TimerHandle | None = None
-        self._unread_timer: asyncio.TimerHandle | None = None
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # of the "request", of the "answer"
         self._head_bytes: int | None = 0  # None once the head is complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -153,8 +152,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers with the connection."""
-        self._stop_request_timer()
-        self._stop_unread_timer()
+        self._stop_timer("request")
+        self._stop_timer("answer")
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -182,17 +181,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Stop the timer: from here on the application watches the time."""
-        self._stop_request_timer()
+        self._stop_timer("request")
         super().on_message_complete()
 
     def pause_writing(self) -> None:
         """The client does not read: give it `ANSWER_SECONDS` to continue."""
         super().pause_writing()
-        self._unread_timer = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
+        self._timers["answer"] = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         """The client reads again."""
-        self._stop_unread_timer()
+        self._stop_timer("answer")
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -202,23 +201,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_request_timer(self) -> None:
         if self._head_bytes is None:
             self._head_bytes = 0
-        if self._request_timer is None:
-            self._request_timer = self.loop.call_later(
+        if "request" not in self._timers:
+            self._timers["request"] = self.loop.call_later(
                 REQUEST_SECONDS, self._refuse, 408, "the request did not arrive in time"
             )
 
-    def _stop_request_timer(self) -> None:
-        if self._request_timer is not None:
-            self._request_timer.cancel()
-            self._request_timer = None
-
-    def _stop_unread_timer(self) -> None:
-        if self._unread_timer is not None:
-            self._unread_timer.cancel()
-            self._unread_timer = None
+    def _stop_timer(self, name: str) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
 
     def _refuse(self, status: int, message: str) -> None:
-        self._stop_request_timer()
+        self._stop_timer("request")
         if self.transport.is_closing():
             return
         if self.cycle is not None and self.cycle.response_started:

@@ -39,8 +39,6 @@ class Served:
 
     bundle: Bundle
     items: ItemFacts
-    num_interests: int
-    metrics: dict[str, Any]
     since: datetime
 
     @property
@@ -110,14 +108,14 @@ class LiveBundle:
             **self.serving.name_and_version,
             "items": bundle.num_items,
             "dim": bundle.dim,
-            "interests": self.serving.num_interests,
+            "interests": bundle.num_interests,
             "history_length": bundle.history_length,
             "user_features": {
                 name: {"kind": feature["kind"], "values": feature["values"]}
                 for name, feature in bundle.user_features.items()
             },
             "model": bundle.config.name,
-            "metrics": self.serving.metrics,
+            "metrics": bundle.metrics.get("test", {}),
             "serving_since": self.serving.since.isoformat(timespec="seconds"),
             "problem": REFUSED if self.refused else None,
         }
@@ -136,20 +134,11 @@ def _open(path: Path) -> Served:
     """Open, verify and warm what is at the path."""
     for _ in range(ATTEMPTS):
         before = signature(path)
-        folder = path.resolve()  # a link that changes meanwhile must not mix two bundles
-        served = _warm(open_bundle(folder, verify=True))
+        # resolved: a link that changes meanwhile must not mix two bundles
+        bundle = open_bundle(path.resolve(), verify=True)
+        # read now what the files may no longer hold later, and what first requests would wait for
+        bundle.recommend([bundle.item_keys([1])] * 2, min(20, bundle.num_items))
+        _ = bundle.num_interests, bundle.metrics
         if signature(path) == before:
-            return served
+            return Served(bundle, ItemFacts(bundle), datetime.now(UTC))
     raise BundleError(f"{path} keeps changing while it is being opened; rename a finished bundle")
-
-
-def _warm(bundle: Bundle) -> Served:
-    """Read now what the files may no longer hold later, and what first requests would wait for."""
-    bundle.recommend([bundle.item_keys([1])] * 2, min(20, bundle.num_items))
-    return Served(
-        bundle,
-        ItemFacts(bundle),
-        num_interests=bundle.num_interests,
-        metrics=bundle.metrics.get("test", {}),
-        since=datetime.now(UTC),
-    )

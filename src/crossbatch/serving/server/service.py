@@ -42,6 +42,14 @@ class _Waiting(Generic[Q, A]):
     future: asyncio.Future[A]
     since: float
 
+    def deliver(self, answer: A | Exception) -> None:
+        if self.future.done():  # the caller has left
+            return
+        if isinstance(answer, Exception):
+            self.future.set_exception(answer)
+        else:
+            self.future.set_result(answer)
+
 
 class Batcher(Generic[Q, A]):
     """A bounded queue in front of one worker thread.
@@ -104,7 +112,8 @@ class Batcher(Generic[Q, A]):
                         self._on_batch(len(batch))
                         queries = [waiting.query for waiting in batch]
                         answers = await loop.run_in_executor(worker, self._answer_safely, queries)
-                        _deliver(batch, answers)
+                        for waiting, answer in zip(batch, answers, strict=True):
+                            waiting.deliver(answer)
             finally:
                 for waiting in (*batch, *self._waiting):
                     waiting.future.cancel()
@@ -129,16 +138,6 @@ class Batcher(Generic[Q, A]):
             return self._answer(queries)
         except Exception as error:  # the loop must outlive every batch
             return [error] * len(queries)
-
-
-def _deliver(batch: Sequence[_Waiting[Q, A]], answers: Sequence[A | Exception]) -> None:
-    for waiting, answer in zip(batch, answers, strict=True):
-        if waiting.future.done():
-            continue
-        if isinstance(answer, Exception):
-            waiting.future.set_exception(answer)
-        else:
-            waiting.future.set_result(answer)
 
 
 class Service:
@@ -185,7 +184,7 @@ class Service:
             Overloaded: If too many wait.
             TimeoutError: If the answer would come too late.
         """
-        self.slot(query.slot)
+        self.slot(query.bundle)
         try:
             async with asyncio.timeout(self._timeout):
                 answer = await self._batcher.ask(query)

@@ -1,29 +1,41 @@
-"""The two towers of a bundle: weights in safetensors files, shapes from the configuration."""
+"""The model files of a bundle: the weights of its two towers, and its feature schemas.
+
+Weights are safetensors files; shapes follow from the configuration. `features/items` and
+`features/users` hold the schema and the vocabularies of the features that the model uses, to encode
+new items and users, but not the feature values of the dataset's items and users.
+"""
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from crossbatch.config import ModelConfig, build
-from crossbatch.models import MODELS, ItemTower, TwoTower
+from crossbatch.data.dataset.features import SCHEMA, read_encoders
+from crossbatch.files import read_document, write_document
+from crossbatch.models import MODELS, FeatureTable, ItemTower, TwoTower
 from crossbatch.models.build import tower_options
 from crossbatch.serving.bundle.manifest import REMEDY, BundleError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
-    from crossbatch.models import FeatureTable
+    from crossbatch.data.dataset.encoders import Encoder
 
 ITEM_TOWER, USER_TOWER = "item_tower.safetensors", "user_tower.safetensors"
 ID_TABLE = "table.weight"  # of the item tower
+SHOWN_VALUES = 100  # of a vocabulary, most frequent first
+MAX_VALUES = 1 << 24  # of a feature: a vocabulary, or the width of a vector
 
 
 def split_state(towers: TwoTower) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -111,3 +123,58 @@ def _load(make: Callable[[], TwoTower], state: Mapping[str, Tensor]) -> TwoTower
     towers = make()
     towers.load_state_dict(dict(state))
     return towers.eval().requires_grad_(requires_grad=False)
+
+
+def copy_schema(source: Path, target: Path, names: Sequence[str]) -> None:
+    """Copy schema and vocabularies of the named features; none if there are none."""
+    if not names:
+        return
+    schema = json.loads((source / SCHEMA).read_text(encoding="utf-8"))
+    target.mkdir(parents=True)
+    kept = {name: schema[name] for name in names}
+    write_document(target / SCHEMA, kept)
+    for entry in kept.values():
+        for path in sorted(source.glob(f"{entry['stem']}.vocabulary.*")):
+            shutil.copyfile(path, target / path.name)
+
+
+def read_schema(folder: Path) -> dict[str, Any]:
+    """Return kind and size of each feature, as stored; empty without a folder."""
+    if not (folder / SCHEMA).is_file():
+        return {}
+    schema = read_document(folder / SCHEMA, REMEDY)
+    for entry in schema.values():
+        if not entry["stem"].isalnum():
+            raise BundleError(f"{folder / SCHEMA} names the file {entry['stem']!r}: {REMEDY}")
+        if type(entry["num_values"]) is not int or not 0 < entry["num_values"] <= MAX_VALUES:
+            raise BundleError(f"{folder / SCHEMA} has features of impossible sizes: {REMEDY}")
+    return schema
+
+
+def schema_encoders(folder: Path) -> dict[str, Encoder]:
+    """Return the fitted encoders of a bundle's features."""
+    return read_encoders(folder) if read_schema(folder) else {}
+
+
+def describe_features(folder: Path, encoders: Mapping[str, Encoder]) -> dict[str, Any]:
+    """Return kind, size and commonest values of each feature."""
+    facts = {}
+    for name, entry in read_schema(folder).items():
+        vocabulary = encoders[name].vocabulary
+        values = [] if vocabulary is None else vocabulary.head(SHOWN_VALUES).to_list()
+        facts[name] = {key: entry[key] for key in ("encoder", "kind", "num_values")}
+        facts[name]["values"] = values
+    return facts
+
+
+def sample_tables(schema: Mapping[str, Any], rows: int) -> dict[str, FeatureTable]:
+    """Placeholder features of the right kinds and widths, to build or trace a tower with."""
+    tables = {}
+    for name, entry in schema.items():
+        kind, size = entry["kind"], entry["num_values"]
+        values = np.arange(rows, dtype=np.int64) % size
+        if kind in ("numeric", "dense"):
+            values = np.ones((rows, size), dtype=np.float32)
+        offsets = np.arange(rows + 1, dtype=np.int64) if kind == "multi_valued" else None
+        tables[name] = FeatureTable.from_arrays(kind, values, offsets, size)
+    return tables
