@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from crossbatch.errors import ConfigError
-from crossbatch.serving import pgvector
-from crossbatch.serving import vectors as vectors_module
+from crossbatch.serving import pgvector, tables
 from crossbatch.serving.pgvector import PgVectorIndex, connect, load_items
-from crossbatch.serving.vectors import write_vectors
+from crossbatch.serving.tables import write_vectors
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 def test_files_hold_every_item(content_bundle, tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(vectors_module, "CHUNK_ITEMS", 64)
+    monkeypatch.setattr(tables, "CHUNK_ITEMS", 64)
     out = tmp_path / f"vectors{suffix}"
     assert write_vectors(content_bundle, out) == 200
     frame = pl.read_parquet(out) if suffix == ".parquet" else pl.read_ndjson(out)

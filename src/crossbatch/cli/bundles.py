@@ -149,7 +149,7 @@ def vectors(
     """
     from crossbatch.serving.from_run import open_recommender
     from crossbatch.serving.pgvector import connect, load_items
-    from crossbatch.serving.vectors import write_vectors
+    from crossbatch.serving.tables import write_vectors
 
     if (out is None) == (postgres is None):
         raise ConfigError("pass either --out FILE or --postgres ADDRESS")

@@ -15,7 +15,7 @@ from crossbatch.serving.bundle.manifest import MANIFEST
 from crossbatch.serving.bundle.model_files import HistoryEncoder
 from crossbatch.serving.bundle.opening import open_bundle
 from crossbatch.serving.recommender import Recommender
-from crossbatch.serving.user_features import Profiles, feature_table
+from crossbatch.serving.user_features import Profiles, feature_tables
 from crossbatch.training.run_folder import open_run
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run_profiles(saved: SavedRun, user_ids: Tensor) -> Profiles | None:
     """The stored features of users `[B]` of the run's dataset, if its model reads any."""
     features = saved.dataset.user_features
     names = feature_names(saved.recipe.model.user_features, features)
-    tables = {name: feature_table(features[name]) for name in names}
+    tables = feature_tables({name: features[name] for name in names})
     return Profiles(tables, user_ids) if tables else None
 
 

@@ -26,7 +26,7 @@ import torch
 from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import ConfigError
 from crossbatch.retrieval import TopK
-from crossbatch.serving.vectors import item_frames
+from crossbatch.serving.tables import item_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -15,8 +15,8 @@ import torch
 from crossbatch.data.dataset.features import encode_table
 from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.serving.table_file import table_file
-from crossbatch.serving.user_features import Profiles, feature_table
+from crossbatch.serving.tables import table_file
+from crossbatch.serving.user_features import Profiles, feature_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,7 +165,7 @@ def _profiles(recommender: Recommender, frame: pl.DataFrame) -> Profiles | None:
     features = encode_table(dict(recommender.user_encoders), frame.select(given))
     blank = frame.select(pl.all_horizontal(pl.col(given).is_null())).to_series().to_numpy()
     rows = torch.from_numpy(np.where(blank, -1, np.arange(len(frame))))
-    return Profiles({name: feature_table(feature) for name, feature in features.items()}, rows)
+    return Profiles(feature_tables(features), rows)
 
 
 def _named(recommender: Recommender, users: pl.Series, ranking: Ranking) -> pl.DataFrame:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from crossbatch.data.dataset.encoders import Encoder
     from crossbatch.models import TwoTower
     from crossbatch.retrieval import Index
-    from crossbatch.serving.bundle.catalogue import StoredCatalogue
+    from crossbatch.serving.bundle.opening import StoredCatalogue
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from crossbatch.errors import ConfigError
 from crossbatch.models import FeatureTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor, nn
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=torch.nn.Module)
 MAX_NUMBER = 1e15  # beyond it, standardised values and their squares overflow float32
+DTYPES: dict[str, Any] = {"numeric": pl.Float64, "dense": pl.List(pl.Float64)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +73,20 @@ def encode_profiles(
     features = encode_table(dict(encoders), pl.DataFrame(columns))
     rows = torch.full((len(users),), -1)
     rows[known] = torch.arange(len(known))
-    return Profiles({name: feature_table(feature) for name, feature in features.items()}, rows)
+    return Profiles(feature_tables(features), rows)
 
 
-def feature_table(feature: Feature) -> FeatureTable:
-    """A feature's arrays as the table that models read; raise where a number is not finite."""
-    if feature.kind == "dense" and not np.isfinite(feature.values).all():
-        raise ConfigError(f"feature {feature.name!r} must hold finite numbers below 65,504")
-    return FeatureTable.from_arrays(
-        feature.kind, feature.values, feature.offsets, feature.num_values
-    )
+def feature_tables(features: Mapping[str, Feature]) -> dict[str, FeatureTable]:
+    """Features as the tables that models read; raise where a number is not finite."""
+    for name, feature in features.items():
+        if feature.kind == "dense" and not np.isfinite(feature.values).all():
+            raise ConfigError(f"feature {name!r} must hold finite numbers below 65,504")
+    return {
+        name: FeatureTable.from_arrays(
+            feature.kind, feature.values, feature.offsets, feature.num_values
+        )
+        for name, feature in features.items()
+    }
 
 
 def with_profiles(towers: TwoTower, tables: Mapping[str, FeatureTable]) -> TwoTower:
@@ -127,41 +132,28 @@ def _value(name: str, encoder: Encoder, value: Any) -> Any:
     if value is None or value == "":
         return None
     try:
-        return PARSERS[encoder.feature_kind](value, encoder)
+        return _parsed(encoder, value)
     except (TypeError, ValueError):
         raise ConfigError(
             f"user feature {name!r} is {encoder.feature_kind}: got {value!r}"
         ) from None
 
 
-def _number(value: Any, encoder: Encoder | None = None) -> float:
-    number = float(value)
-    if not abs(number) <= MAX_NUMBER:  # NaN neither
-        raise ValueError
-    return number
-
-
-def _text(value: Any, encoder: Encoder) -> str:
+def _parsed(encoder: Encoder, value: Any) -> str | float | list[float]:
+    if encoder.feature_kind == "numeric":
+        return _number(value)
+    if encoder.feature_kind == "dense":
+        parts = value.replace("|", " ").split() if isinstance(value, str) else value
+        return [_number(part) for part in parts]
+    if encoder.feature_kind == "multi_valued" and isinstance(value, (list, tuple)):
+        return str(encoder.settings.get("separator", " ")).join(map(str, value))
     if isinstance(value, (list, tuple, dict)):
         raise TypeError
     return str(value)
 
 
-def _bag(value: Any, encoder: Encoder) -> str:
-    if isinstance(value, (list, tuple)):
-        return str(encoder.settings.get("separator", " ")).join(map(str, value))
-    return _text(value, encoder)
-
-
-def _numbers(value: Any, encoder: Encoder) -> list[float]:
-    parts = value.replace("|", " ").split() if isinstance(value, str) else value
-    return [_number(part) for part in parts]
-
-
-PARSERS: dict[str, Callable[[Any, Encoder], Any]] = {
-    "categorical": _text,
-    "multi_valued": _bag,
-    "numeric": _number,
-    "dense": _numbers,
-}
-DTYPES: dict[str, Any] = {"numeric": pl.Float64, "dense": pl.List(pl.Float64)}
+def _number(value: Any) -> float:
+    number = float(value)
+    if not abs(number) <= MAX_NUMBER:  # NaN neither
+        raise ValueError
+    return number

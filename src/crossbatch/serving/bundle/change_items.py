@@ -27,7 +27,6 @@ from crossbatch.evaluation import encode_items
 from crossbatch.files import check_target
 from crossbatch.retrieval import IVFIndex
 from crossbatch.serving.bundle import graph as graphs
-from crossbatch.serving.bundle.catalogue import all_items
 from crossbatch.serving.bundle.manifest import MANIFEST, REMEDY, BundleError
 from crossbatch.serving.bundle.model_files import (
     ID_TABLE,
@@ -38,7 +37,7 @@ from crossbatch.serving.bundle.model_files import (
     sample_tables,
     schema_encoders,
 )
-from crossbatch.serving.bundle.opening import ITEMS, Bundle
+from crossbatch.serving.bundle.opening import ITEMS, Bundle, all_items
 from crossbatch.serving.bundle.writing import (
     Contents,
     IndexPlan,
@@ -46,7 +45,7 @@ from crossbatch.serving.bundle.writing import (
     random_histories,
     write_bundle,
 )
-from crossbatch.serving.user_features import Profiles, feature_table
+from crossbatch.serving.user_features import Profiles, feature_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -149,12 +148,11 @@ def encode_content(bundle: Bundle, items: pl.DataFrame) -> tuple[Tensor, Tensor]
     content = items.select(given)
     padded = pl.concat([content.clear(n=1), content])  # row 0 is padding
     features = encode_table(schema_encoders(bundle.path / ITEMS), padded)
-    tables = {name: feature_table(feature) for name, feature in features.items()}
     state = bundle.item_state()
     if ID_TABLE in state:
         mean = mean_id_vector(state[ID_TABLE], bundle.item_counts)
         state[ID_TABLE] = mean.expand(len(padded), -1)
-    towers = load_item_tower(bundle.config, len(items), tables, state)
+    towers = load_item_tower(bundle.config, len(items), feature_tables(features), state)
     vectors = encode_items(towers, len(items))[1:]
     return vectors, encode_items(HistoryEncoder(towers), len(items))[1:]
 

@@ -18,10 +18,9 @@ from crossbatch.data.progress import Progress, silent
 from crossbatch.evaluation import encode_items
 from crossbatch.evaluation.distributed import encode_together
 from crossbatch.files import check_target, read_document
-from crossbatch.serving.bundle.catalogue import all_items
 from crossbatch.serving.bundle.manifest import MANIFEST
 from crossbatch.serving.bundle.model_files import HistoryEncoder, split_state
-from crossbatch.serving.bundle.opening import open_bundle
+from crossbatch.serving.bundle.opening import all_items, open_bundle
 from crossbatch.serving.bundle.writing import (
     PROBE_USERS,
     Contents,

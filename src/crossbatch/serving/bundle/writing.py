@@ -18,7 +18,6 @@ from crossbatch.files import atomic_folder, write_document
 from crossbatch.retrieval import ExactIndex, IVFIndex, choose_index
 from crossbatch.retrieval.choice import LIST, measure, tune
 from crossbatch.serving.bundle import graph as graphs
-from crossbatch.serving.bundle.catalogue import write_catalogue
 from crossbatch.serving.bundle.manifest import MANIFEST, write_manifest
 from crossbatch.serving.bundle.model_card import model_card
 from crossbatch.serving.bundle.model_files import ITEM_TOWER, USER_TOWER, copy_schema, save_tensors
@@ -33,6 +32,7 @@ from crossbatch.serving.bundle.opening import (
     USERS,
     Bundle,
     open_bundle,
+    write_catalogue,
 )
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""Write a table piece by piece, in bounded memory, into one file that appears when complete."""
+"""Tables written piece by piece, in bounded memory; the item vectors for other systems are one.
+
+write_vectors(bundle, Path("items.parquet"))
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from crossbatch.serving.recommender import Recommender
 
 SINKS: dict[str, Callable[[pl.LazyFrame, Path], Any]] = {
     ".parquet": lambda frame, path: frame.sink_parquet(path),
@@ -22,6 +28,7 @@ SINKS: dict[str, Callable[[pl.LazyFrame, Path], Any]] = {
     ".jsonl": lambda frame, path: frame.sink_ndjson(path),
 }
 PART_ROWS = 1 << 19
+CHUNK_ITEMS = 65_536
 
 
 @contextmanager
@@ -72,3 +79,39 @@ def table_file(
         raise OSError(f"{out} could not be written: {error}") from None
     finally:
         shutil.rmtree(parts, ignore_errors=True)
+
+
+def item_frames(recommender: Recommender) -> Iterator[pl.DataFrame]:
+    """Yield all items as frames of `id`, `item`, `title`, `count` and `vector` (float32 `[d]`)."""
+    vector = pl.Array(pl.Float32, recommender.dim)
+    for start in range(1, recommender.num_items + 1, CHUNK_ITEMS):
+        stop = min(start + CHUNK_ITEMS, recommender.num_items + 1)
+        yield pl.DataFrame(
+            {
+                "id": pl.int_range(start, stop, eager=True),
+                "item": recommender.item_keys(range(start, stop)),
+                "title": recommender.item_titles(range(start, stop)),
+                "count": recommender.item_counts[start:stop],
+                "vector": pl.Series(recommender.item_vectors[start:stop].numpy(), dtype=vector),
+            }
+        )
+
+
+def write_vectors(
+    recommender: Recommender, out: Path, *, overwrite: bool = False, progress: Progress = silent
+) -> int:
+    """Write all items to a Parquet file or as JSON lines, and return how many.
+
+    Args:
+        recommender: A bundle, or a run.
+        out: The file; written atomically.
+        overwrite: Replace an existing file.
+        progress: Called with ("items", done, total).
+    """
+    done = 0
+    with table_file(out, overwrite=overwrite, suffixes=(".parquet", ".jsonl")) as add:
+        for frame in item_frames(recommender):
+            add(frame)
+            done += len(frame)
+            progress("items", done, recommender.num_items)
+    return done

@@ -3,9 +3,9 @@
 import polars as pl
 import pytest
 
-import crossbatch.serving.table_file as module
+import crossbatch.serving.tables as module
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.serving.table_file import table_file
+from crossbatch.serving.tables import table_file
 
 
 @pytest.mark.parametrize("part_rows", [1, 3, 1000])
