@@ -31,12 +31,7 @@ RUN = "config.json"
 
 
 def open_recommender(path: Path, *, data: Path | None = None) -> Recommender:
-    """Open a bundle folder or a run folder.
-
-    Args:
-        path: The folder.
-        data: Of a run, the dataset folder if it has moved since training.
-    """
+    """Open a bundle folder or a run folder; `data` is the run's dataset folder if it has moved."""
     if (path / MANIFEST).is_file():
         return open_bundle(path)
     if (path / RUN).is_file():

@@ -39,21 +39,13 @@ SCANS: dict[str, Callable[[Path], pl.LazyFrame]] = {
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of what a file of users held.
-
-    Attributes:
-        users: Users answered.
-        rows: Items listed in all.
-        items: Items of all histories.
-        unknown: Those that are not in the catalogue.
-        popular: Users without a known item or feature, who got the most popular items.
-    """
+    """Counts of what a file of users held."""
 
     users: int = 0
-    rows: int = 0
-    items: int = 0
-    unknown: int = 0
-    popular: int = 0
+    rows: int = 0  # items listed in all
+    items: int = 0  # of all histories
+    unknown: int = 0  # of these items, those that are not in the catalogue
+    popular: int = 0  # users without a known item or feature, who got the most popular items
 
 
 def recommend_users(

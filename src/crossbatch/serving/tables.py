@@ -37,11 +37,6 @@ def table_file(
 ) -> Iterator[Callable[[pl.DataFrame], None]]:
     """Yield a function that adds rows to the file; the file appears when the body succeeds.
 
-    Args:
-        out: The file; its suffix says of which kind.
-        overwrite: Replace an existing file.
-        suffixes: Kinds that can hold the rows.
-
     Raises:
         ConfigError: If the file cannot be written there.
         DataError: If no rows were added.
@@ -100,14 +95,7 @@ def item_frames(recommender: Recommender) -> Iterator[pl.DataFrame]:
 def write_vectors(
     recommender: Recommender, out: Path, *, overwrite: bool = False, progress: Progress = silent
 ) -> int:
-    """Write all items to a Parquet file or as JSON lines, and return how many.
-
-    Args:
-        recommender: A bundle, or a run.
-        out: The file; written atomically.
-        overwrite: Replace an existing file.
-        progress: Called with ("items", done, total).
-    """
+    """Write all items to a Parquet file or as JSON lines, atomically, and return how many."""
     done = 0
     with table_file(out, overwrite=overwrite, suffixes=(".parquet", ".jsonl")) as add:
         for frame in item_frames(recommender):

@@ -31,28 +31,18 @@ DTYPES: dict[str, Any] = {"numeric": pl.Float64, "dense": pl.List(pl.Float64)}
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """Features of users, and which row of them belongs to which user of a batch.
+    """Features of users, and which row of them belongs to which user of a batch."""
 
-    Attributes:
-        tables: By feature name, R rows each.
-        rows: `[B]` int64, −1 for a user of whom nothing is known.
-    """
-
-    tables: Mapping[str, FeatureTable]
-    rows: Tensor
+    tables: Mapping[str, FeatureTable]  # by feature name
+    rows: Tensor  # [B] int64, −1 for a user of whom nothing is known
 
 
 def encode_profiles(
     encoders: Mapping[str, Encoder], users: Sequence[Mapping[str, Any] | None]
 ) -> Profiles | None:
-    """Encode the features of B users with the vocabularies and statistics of training.
+    """Encode users' values by feature name with the vocabularies and statistics of training.
 
-    Args:
-        encoders: Fitted encoders by feature name.
-        users: Values by feature name; None or empty where nothing is known of a user.
-
-    Returns:
-        None if nothing is known of any of them.
+    A user of whom nothing is known is None or empty; returns None if all are.
 
     Raises:
         ConfigError: If a name is no feature of the model, or a value cannot be one of its kind.

@@ -188,9 +188,3 @@ def test_queries_that_wait_at_the_end_are_cancelled() -> None:
             await waiting
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize("option", ["max_batch", "max_queue"])
-def test_sizes_must_be_positive(option: str) -> None:
-    with pytest.raises(ValueError, match=option):
-        Batcher(list, **{option: 0})  # type: ignore[arg-type]

@@ -60,9 +60,9 @@ def test_matches_and_their_order_are_those_of_a_plain_loop(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(items, "PIECE_LINES", piece)
         found = search.find(query, limit=100)
-        pages = [item for at in range(0, 100, 3) for item in search.find(query, limit=3, offset=at)]
+        parts = [search.find(query, limit=size) for size in range(0, 100, 3)]
     assert found == plain(everything, order, query)
-    assert pages == found
+    assert parts == [found[:size] for size in range(0, 100, 3)]
 
 
 def plain(everything: list[str], order: list[int], query: str) -> list[int]:

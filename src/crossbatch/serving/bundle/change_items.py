@@ -158,12 +158,7 @@ def encode_content(bundle: Bundle, items: pl.DataFrame) -> tuple[Tensor, Tensor]
 
 
 def mean_id_vector(table: Tensor, counts: np.ndarray) -> Tensor:
-    """The mean `[d]` of id vectors `[H + 1, d]`, each weighted by how often its item was chosen.
-
-    Args:
-        table: Row 0 is padding.
-        counts: Training interactions of these items and perhaps of others after them.
-    """
+    """The mean `[d]` of id vectors `[H + 1, d]`, each weighted by how often its item was chosen."""
     weights = np.asarray(counts[: len(table)], dtype=np.float64)
     shares = torch.from_numpy(weights / max(1.0, weights.sum()))
     return shares.to(table.dtype) @ table

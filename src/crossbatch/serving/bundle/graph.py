@@ -40,12 +40,7 @@ ONE_FILE_BYTES = 1 << 30  # larger ONNX graphs keep their weights in a second fi
 
 
 class UserGraph(nn.Module):
-    """The module that is exported: history lookup, user features, user tower.
-
-    Args:
-        recommender: Towers and history vectors.
-        schema: Kind and size of each user feature, by name.
-    """
+    """The module that is exported: history lookup, user features (by `schema`), user tower."""
 
     def __init__(self, recommender: Recommender, schema: Mapping[str, Any]) -> None:
         super().__init__()
@@ -102,12 +97,7 @@ class AllRows(FeatureTable):
 
 
 def export_graph(graph: UserGraph, history_length: int) -> torch.export.ExportedProgram:
-    """Trace the graph with torch.export, for any number of users.
-
-    Args:
-        graph: What to export.
-        history_length: Width L of the histories, which is fixed.
-    """
+    """Trace the graph with torch.export, for any number of users; the history length is fixed."""
     # placeholder users: torch takes sizes 0 and 1, which real users may have, for constants
     history = torch.ones(TRACED_USERS, history_length, dtype=torch.long)
     rows = torch.arange(TRACED_USERS)

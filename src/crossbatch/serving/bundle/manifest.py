@@ -35,12 +35,7 @@ class BundleError(DataError):
 
 
 def write_manifest(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Describe every file of `folder`, write `bundle.json` beside them, and return it.
-
-    Args:
-        folder: A bundle that is complete except for its manifest.
-        facts: What else to record; JSON.
-    """
+    """Describe every file of `folder` and `facts` in its `bundle.json`, and return that."""
     files = {
         name: {"bytes": path.stat().st_size, "sha256": file_checksum(path)}
         for name, path in files_below(folder).items()
@@ -83,12 +78,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def verify_files(folder: Path, manifest: dict[str, Any], *, everything: bool) -> None:
-    """Compare the files with the manifest.
-
-    Args:
-        folder: The bundle.
-        manifest: From `read_manifest`.
-        everything: Whether plain arrays are hashed too, or only their sizes compared.
+    """Compare the files with the manifest; plain arrays are hashed too if `everything` is.
 
     Raises:
         BundleError: At the first file that is missing, altered, truncated, out of the folder, or

@@ -83,17 +83,11 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """Which index to build.
+    """Which index to build."""
 
-    Attributes:
-        asked: One of `crossbatch.retrieval.choice.CHOICES`.
-        recall: Share of the exact list of 50 that it must find.
-        cells: An index whose learned cells are kept, if there is one.
-    """
-
-    asked: str = "auto"
-    recall: float = 0.99
-    cells: IVFIndex | None = None
+    asked: str = "auto"  # one of `crossbatch.retrieval.choice.CHOICES`
+    recall: float = 0.99  # share of the exact list of 50 that it must find
+    cells: IVFIndex | None = None  # an index whose learned cells are kept
 
     def build(self, vectors: Tensor, interests: Tensor) -> tuple[ExactIndex | IVFIndex, IndexFacts]:
         """Build it over item vectors `[N + 1, d]` and measure it on interests `[U, K, d]`."""
@@ -126,14 +120,7 @@ def write_bundle(
 ) -> Bundle:
     """Write a bundle, compare its answers with the expected ones, rename it to `out` and open it.
 
-    Args:
-        out: The folder to create.
-        contents: What goes in.
-        probe: Users whose answers are known.
-        plan: Which index to build over the item vectors.
-        graph_formats: Any of "pt2" and "onnx".
-        overwrite: Replace an existing bundle.
-        progress: Called with (stage, done, total).
+    `graph_formats` are any of "pt2" and "onnx"; `progress` is called with (stage, done, total).
     """
     with atomic_folder(out, overwrite=overwrite, marker=MANIFEST) as folder:
         progress("writing", 0, None)
@@ -223,13 +210,7 @@ def difference(what: str, found: Tensor, expected: Tensor) -> float:
 
 
 def compare(recommender: Recommender, probe: Probe, vectors: Tensor) -> dict[str, float]:
-    """Return the differences in user vectors and exact scores, by name.
-
-    Args:
-        recommender: The bundle that is checked.
-        probe: Users and their expected interests.
-        vectors: Expected item vectors `[N + 1, d]`.
-    """
+    """Differences in user vectors, and in scores of the expected item `vectors` `[N + 1, d]`."""
     interests = recommender.interests(probe.history, probe.profiles)
     k = min(LIST, recommender.num_items)
     expected = ExactIndex(vectors).search(probe.interests, k).scores

@@ -38,10 +38,7 @@ ANSWER_SECONDS = 30.0  # in which a client must read some of what it is sent
 class Guard:
     """ASGI layer that refuses requests by host, token or size before the application sees them.
 
-    Args:
-        app: The application.
-        token: What a request must bear, or None.
-        open_paths: Paths that need no token; they tell nothing of the bundle.
+    `open_paths` need no token; they tell nothing of the bundle.
     """
 
     def __init__(self, app: ASGIApp, *, token: str | None, open_paths: frozenset[str]) -> None:

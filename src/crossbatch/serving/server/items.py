@@ -41,11 +41,7 @@ _BLANKS = bytes(
 
 
 class ItemFacts:
-    """The items of one bundle as JSON objects, by id, by key or by page of a search.
-
-    Args:
-        bundle: An open bundle.
-    """
+    """The items of one bundle as JSON objects, by id, by key or by page of a search."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
@@ -58,9 +54,7 @@ class ItemFacts:
     def objects(self, ids: Sequence[int], members: Iterable[str] | None = None) -> list[str]:
         """Key, title, training count and popularity band of items as JSON objects.
 
-        Args:
-            ids: Item ids.
-            members: What else to say of each: JSON members such as `"score":0.5`.
+        `members` are further JSON members of each, such as `"score":0.5`.
         """
         remembered = self._remembered
         missing = [item for item in ids if item not in remembered]
@@ -81,10 +75,7 @@ class ItemFacts:
     def page(self, search: str, *, limit: int, offset: int) -> tuple[list[str], bool]:
         """One page of items whose titles match, and whether there are more.
 
-        Args:
-            search: Words of a title, or an item's key; blank for the most popular items.
-            limit: Items of the page.
-            offset: Items before it.
+        `search` holds words of a title, or an item's key; blank for the most popular items.
         """
         if not search.strip():
             ids = self._bundle.by_popularity[offset : offset + limit + 1].tolist()
@@ -158,19 +149,14 @@ class TitleSearch:
             self.num_bytes += len(piece)
             self.num_items += len(ids)
 
-    def find(self, query: str, *, limit: int, offset: int = 0) -> list[int]:
-        """Return ids of items whose titles hold every word of `query`.
+    def find(self, query: str, *, limit: int) -> list[int]:
+        """Return up to `limit` ids of items whose titles hold every word of `query`.
 
         First titles equal to the query, then those that begin with it, then those with words that
         begin with its words, then those that merely contain them; the popular first in each.
-
-        Args:
-            query: Words in any order and case.
-            limit: How many ids at most.
-            offset: How many matches to skip.
         """
         line = _lines([query.replace("\n", " ")])
-        return list(islice(self._matches(line), offset, offset + limit))
+        return list(islice(self._matches(line), limit))
 
     def _matches(self, line: bytes) -> Iterator[int]:
         """Yield ids for a query that has the form of a line of `_lines`."""

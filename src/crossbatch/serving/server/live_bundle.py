@@ -53,11 +53,7 @@ class Served:
 
 
 class LiveBundle:
-    """The bundle of one slot of the server.
-
-    Args:
-        slot: "main" or "compare".
-        path: A bundle folder, or a symbolic link to one.
+    """The bundle of a slot ("main" or "compare"); its path may be a symbolic link.
 
     Raises:
         BundleError: If it cannot be opened.

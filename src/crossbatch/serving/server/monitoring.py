@@ -123,10 +123,7 @@ class Metrics:
 class RequestMonitor:
     """The outermost ASGI layer: a log line, metrics and protective headers for every request.
 
-    Args:
-        app: The application.
-        metrics: Where to count.
-        paths: Known paths; all others share one label, so that the registry stays small.
+    Paths other than `paths` share one label, so that the registry stays small.
     """
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, paths: frozenset[str]) -> None:

@@ -33,27 +33,15 @@ SWITCH_SECONDS = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Options of `crossbatch serve`.
+    """Options of `crossbatch serve`."""
 
-    Attributes:
-        host: Address to listen on.
-        port: 0 for any free one.
-        token: What every request must bear; needed for anything but loopback.
-        watch: Load a new bundle at the same path without a signal.
-        timeout: Seconds after which an answer comes too late.
-        max_batch: The most requests of one search.
-        max_queue: The most requests that may wait for one.
-        quiet: Log warnings and errors only.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token: str | None = None
-    watch: bool = False
-    timeout: float = 10.0
-    max_batch: int = 64
-    max_queue: int = 512
-    quiet: bool = False
+    host: str = "127.0.0.1"  # address to listen on
+    port: int = 8000  # 0 for any free one
+    token: str | None = None  # what every request must bear; needed for anything but loopback
+    watch: bool = False  # load a new bundle at the same path without a signal
+    timeout: float = 10.0  # seconds after which an answer comes too late
+    max_queue: int = 512  # the most requests that may wait for one
+    quiet: bool = False  # log warnings and errors only
 
     def __post_init__(self) -> None:
         """Refuse to listen on the network without a token."""
@@ -72,10 +60,7 @@ class ServeOptions:
 def serve(path: Path, options: ServeOptions, *, compare: Path | None = None) -> None:
     """Serve a bundle until SIGTERM or Ctrl-C; requests under way are answered first.
 
-    Args:
-        path: The bundle.
-        options: How.
-        compare: A second bundle for comparisons.
+    `compare` is a second bundle for comparisons.
 
     Raises:
         ConfigError: If the options cannot be honoured.

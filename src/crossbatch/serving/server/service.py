@@ -74,9 +74,6 @@ class Batcher(Generic[Q, A]):
         max_queue: int = 512,
         on_batch: Callable[[int], object] = bool,
     ) -> None:
-        for name, value in (("max_batch", max_batch), ("max_queue", max_queue)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
         self._answer, self._on_batch = answer, on_batch
         self._max_batch, self._max_wait, self._max_queue = max_batch, max_wait, max_queue
         self._waiting: deque[_Waiting[Q, A]] = deque()
@@ -141,13 +138,7 @@ class Batcher(Generic[Q, A]):
 
 
 class Service:
-    """Answers queries with the bundles that serve at the time.
-
-    Args:
-        bundles: By slot; "main" is always there.
-        metrics: Where to count.
-        options: Timeout, sizes of batches and queue, whether to watch the paths.
-    """
+    """Answers queries with the bundles, by slot, that serve at the time."""
 
     def __init__(
         self, bundles: Mapping[str, LiveBundle], metrics: Metrics, options: ServeOptions
@@ -156,7 +147,6 @@ class Service:
         self._timeout, self._watch = options.timeout, options.watch
         self._batcher: Batcher[Query, Answer] = Batcher(
             partial(answer_all, bundles),
-            max_batch=options.max_batch,
             max_queue=options.max_queue,
             on_batch=metrics.batch_size.observe,
         )
