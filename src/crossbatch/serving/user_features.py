@@ -18,7 +18,7 @@ from crossbatch.models import FeatureTable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from crossbatch.data import Feature
     from crossbatch.data.dataset.encoders import Encoder
@@ -85,12 +85,10 @@ def with_profiles(towers: TwoTower, tables: Mapping[str, FeatureTable]) -> TwoTo
     A copy, because another thread may be using the original.
     """
     assert towers.profile is not None
-    encoders = [
-        _over(encoder, tables[name])
-        for name, encoder in zip(sorted(tables), towers.profile.encoders, strict=True)
-    ]
     profile = _shallow(towers.profile)
-    profile.encoders = torch.nn.ModuleList(encoders)
+    profile.encoders = torch.nn.ModuleList(map(_shallow, towers.profile.encoders))
+    for name, encoder in zip(sorted(tables), profile.encoders, strict=True):
+        setattr(encoder, "table", tables[name])  # noqa: B010 (typed as a tensor by nn.Module)
     twin = _shallow(towers)
     twin.profile = profile
     return twin
@@ -99,12 +97,6 @@ def with_profiles(towers: TwoTower, tables: Mapping[str, FeatureTable]) -> TwoTo
 def _shallow(module: M) -> M:
     twin = copy.copy(module)
     twin._modules = dict(module._modules)  # otherwise the copy's parts would be the original's
-    return twin
-
-
-def _over(encoder: nn.Module, table: FeatureTable) -> nn.Module:
-    twin = _shallow(encoder)
-    setattr(twin, "table", table)  # noqa: B010 (typed as a tensor by nn.Module)
     return twin
 
 

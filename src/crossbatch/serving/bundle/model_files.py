@@ -71,17 +71,16 @@ def load_user_tower(
 ) -> TwoTower:
     """The user tower alone, for `TwoTower.interests` over history vectors of this width."""
     options = tower_options(config.name, config.tower, config.dim, width)
-
-    def towers() -> TwoTower:
-        return TwoTower(
+    return _load(
+        lambda: TwoTower(
             nn.Identity(),
             build(MODELS, "model", {"name": config.name} | options, config.dim),
             history="item_tower",
             user_features=features,
             normalize=config.normalize,
-        )
-
-    return _load(towers, state)
+        ),
+        state,
+    )
 
 
 def load_item_tower(
@@ -91,16 +90,15 @@ def load_item_tower(
     state: Mapping[str, Tensor],
 ) -> TwoTower:
     """The item tower over other items; `state` holds an id table of `num_items` + 1 rows."""
-
-    def towers() -> TwoTower:
-        return TwoTower(
+    return _load(
+        lambda: TwoTower(
             ItemTower(num_items, config.dim, features=features, **config.item),
             nn.Identity(),
             history=config.history,
             normalize=config.normalize,
-        )
-
-    return _load(towers, {f"item_tower.{name}": value for name, value in state.items()})
+        ),
+        {f"item_tower.{name}": value for name, value in state.items()},
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,30 +124,20 @@ def fold(text: str) -> str:
 class TitleSearch:
     """Titles in memory, ready to be searched; building it reads each of them once.
 
-    Args:
-        titles: Returns the titles of item ids.
-        order: Item ids, the most popular first.  Shape `[num_items]`.
-        max_bytes: Memory bound; titles beyond it, the least popular, are not found.
+    `titles` returns the titles of item ids; `order` is all ids, the most popular first. Titles
+    beyond `MAX_BYTES`, the least popular, are not found.
     """
 
-    def __init__(
-        self,
-        titles: Callable[[Sequence[int]], list[str]],
-        order: np.ndarray,
-        *,
-        max_bytes: int = MAX_BYTES,
-    ) -> None:
+    def __init__(self, titles: Callable[[Sequence[int]], list[str]], order: np.ndarray) -> None:
         self._order = order
         self._pieces: list[bytes] = []
-        self.num_bytes = self.num_items = 0
+        self.num_bytes = 0
         for start in range(0, len(order), PIECE_LINES):
-            ids = order[start : start + PIECE_LINES].tolist()
-            piece = _lines(titles(ids))
-            if self.num_bytes + len(piece) > max_bytes:
+            piece = _lines(titles(order[start : start + PIECE_LINES].tolist()))
+            if self.num_bytes + len(piece) > MAX_BYTES:
                 break
             self._pieces.append(piece)
             self.num_bytes += len(piece)
-            self.num_items += len(ids)
 
     def find(self, query: str, *, limit: int) -> list[int]:
         """Return up to `limit` ids of items whose titles hold every word of `query`.
