@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from crossbatch.evaluation.runs import RunEvaluator
 from crossbatch.training.build import resolve
 from crossbatch.training.distributed.start import joined, restarted, together
-from crossbatch.training.progress import Progress, Silent
+from crossbatch.training.progress import Progress
 from crossbatch.training.run import Plan, train_run
 from crossbatch.training.run_folder import RunFolder
 
@@ -75,7 +75,7 @@ def fit(
                 recipe,
                 RunEvaluator(dataset, recipe, ranks),
                 model,
-                (writes and progress) or Silent(),
+                (writes and progress) or Progress(),
                 trackers if writes else (),
                 probe,
                 test,

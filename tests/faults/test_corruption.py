@@ -19,7 +19,7 @@ from crossbatch.files import read_document
 from crossbatch.reports.runs import read_run
 from crossbatch.serving import open_bundle
 from crossbatch.training import fit
-from crossbatch.training.progress import Silent
+from crossbatch.training.progress import Progress
 from crossbatch.training.run_folder import open_run
 
 from . import fingerprints
@@ -153,7 +153,7 @@ def open_config(run: Path) -> dict[str, Any]:
     return read_document(run / "config.json", "")
 
 
-class Listener(Silent):
+class Listener(Progress):
     """Collects the messages of a run."""
 
     def __init__(self) -> None:

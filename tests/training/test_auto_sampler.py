@@ -1,4 +1,4 @@
-"""`sampler = "auto"`: the rule by hand, what it measures, and what a run remembers of it."""
+"""`sampler = "auto"`: the rule by hand, what it measures, and what a run records of it."""
 
 import itertools
 import json
@@ -220,7 +220,7 @@ def test_a_resumed_run_keeps_its_choice(dataset, recipe, tmp_path, monkeypatch):
 
 
 def test_bug_a_changed_choice_was_accepted(dataset, recipe, tmp_path):
-    """A flipped bit in what `auto` chose: the recipe cannot tell, nor need the weights' shapes."""
+    """A flipped bit in the choice of `auto`, which neither recipe nor weights contradict."""
     auto, run = replace(recipe, sampler=AUTO), tmp_path / "run"
     with pytest.raises(RuntimeError, match="killed"):
         fit(dataset, auto, run, probe=_killed_at(25))

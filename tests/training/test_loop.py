@@ -5,7 +5,8 @@ from itertools import repeat
 
 import pytest
 
-from crossbatch.training.loop import EarlyStopping, Limits, train_loop
+from crossbatch.config import TrainConfig
+from crossbatch.training.loop import EarlyStopping, train_loop
 
 
 @dataclass
@@ -64,17 +65,17 @@ class Recorder:
 )
 def test_evaluations_and_the_end(values, patience, options, reason, evaluations):
     recorder = Recorder(values)
-    limits = Limits(max_steps=10, eval_every=4, **options)
-    found = train_loop(FakeTrainer(), repeat(None), recorder, EarlyStopping(patience), limits)
+    train, stopping = TrainConfig(max_steps=10, eval_every=4), EarlyStopping(patience)
+    found = train_loop(FakeTrainer(), repeat(None), recorder, stopping, train, **options)
     assert (found, recorder.evaluations) == (reason, evaluations)
 
 
 @pytest.mark.parametrize(("accumulate", "last"), [(1, 5), (2, 6), (4, 8)])
 def test_an_interruption_waits_for_the_optimiser_step(accumulate, last):
     recorder = Recorder([], stop_after=5)
-    limits = Limits(max_steps=10, eval_every=100)
+    train = TrainConfig(max_steps=10, eval_every=100)
     trainer = FakeTrainer(accumulate)
-    found = train_loop(trainer, repeat(None), recorder, EarlyStopping(1), limits)
+    found = train_loop(trainer, repeat(None), recorder, EarlyStopping(1), train)
     assert (found, recorder.steps[-1]) == ("interrupted", last)
 
 

@@ -217,7 +217,7 @@ def test_weights_that_were_given_other_memory_are_found_there(dataset, recipe):
 
 
 class LastTwo(nn.Module):
-    """A tower of a user's own, which the package has never seen: the last two items, weighted."""
+    """A custom user tower: the last two items, weighted."""
 
     def __init__(self, dim):
         super().__init__()

@@ -52,7 +52,7 @@ def train(
     from crossbatch.data import open_dataset
     from crossbatch.training import Interrupted, fit
     from crossbatch.training.distributed.start import joined, together
-    from crossbatch.training.progress import Silent, Terminal
+    from crossbatch.training.progress import Progress, Terminal
     from crossbatch.training.trackers import open_trackers
 
     with joined(timeout) as ranks:
@@ -61,7 +61,7 @@ def train(
         )
         silent = quiet or (ranks is not None and not ranks.first)
         trackers = () if ranks and not ranks.first else open_trackers(track or [], out)
-        progress = Silent() if silent else Terminal(loaded.train.metric)
+        progress = Progress() if silent else Terminal(loaded.train.metric)
         try:
             result = fit(dataset, loaded, out, resume=resume, progress=progress, trackers=trackers)
         except Interrupted as stop:
@@ -140,7 +140,7 @@ def tune(
     from crossbatch.config import Recipe
     from crossbatch.data import open_dataset
     from crossbatch.training import Interrupted
-    from crossbatch.training.progress import Silent, Terminal
+    from crossbatch.training.progress import Progress, Terminal
     from crossbatch.tuning import read_space
 
     loaded = Recipe.load(recipe, set_ or [])
@@ -156,7 +156,7 @@ def tune(
             out,
             trials=trials,
             space=searched,
-            progress=Silent if quiet else partial(Terminal, loaded.train.metric),
+            progress=Progress if quiet else partial(Terminal, loaded.train.metric),
             on_trial=(lambda *_: None) if quiet else partial(_print_trial, loaded.train.metric),
         )
     except Interrupted:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
@@ -59,6 +59,7 @@ ROUNDS = 15  # the samplers are timed in turn, so that a busy machine slows all 
 WARM_UP = 3  # first rounds, not counted
 BLOCK = 4  # steps in a row; the first, with caches as the others left them, is not counted
 DRAWN = 64  # batches drawn to time drawing: they are made in blocks
+LEAST = 1e-9  # seconds of a column: noise may make a difference of timings negative
 # Columns added for timing, in batches: few for the fixed cost, many for the cost of each.
 UNIFORM_PROBES, CACHED_PROBES = (0.25, 4), (1, 8)
 
@@ -88,10 +89,6 @@ class SamplerChoice:
         """The recipe with what was chosen."""
         return replace(recipe, sampler=self.sampler, loss=replace(recipe.loss, **self.loss))
 
-    def to_dict(self) -> dict[str, Any]:
-        """As `config.json` keeps it."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -103,11 +100,6 @@ class Facts:
     normalized: bool  # whether vectors have length 1
     later: float = 0.0  # share of a batch's columns that the row's user likes later
     interests: int = 1  # vectors of a user
-
-
-def is_auto(recipe: Recipe) -> bool:
-    """Whether the recipe leaves the sampler to be chosen."""
-    return bool(recipe.sampler["name"] == "auto")
 
 
 def recorded_choice(folder: Path, config: Mapping[str, Any]) -> SamplerChoice | None:
@@ -132,14 +124,8 @@ def recorded_choice(folder: Path, config: Mapping[str, Any]) -> SamplerChoice | 
 def choose_sampler(
     recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = None
 ) -> SamplerChoice:
-    """Measure the towers on one batch and choose.
-
-    Args:
-        recipe: With any sampler; `budget` of an `"auto"` one holds.
-        dataset: What would be trained on.
-        model: Towers of the caller's own instead of the recipe's.
-    """
-    budget = (AUTO | recipe.sampler if is_auto(recipe) else AUTO)["budget"]
+    """Measure the towers, the caller's `model` or those of the recipe, and choose."""
+    budget = recipe.sampler.get("budget", AUTO["budget"])
     plain = replace(recipe, sampler={"name": "in_batch"})
     trainer = build_trainer(plain, dataset, copy.deepcopy(model))
     costs = measure_costs(trainer, recipe, dataset)
@@ -156,15 +142,9 @@ def choose_sampler(
 
 
 def decide(costs: Costs, facts: Facts, budget: float) -> SamplerChoice:
-    """The rule, from the measurements alone.
-
-    Args:
-        costs: Measured.
-        facts: Known.
-        budget: What a step may cost, in in-batch steps.
-    """
+    """The rule, from the measurements alone; `budget` is in in-batch steps."""
     spare = MARGIN * (budget - 1) * costs.in_batch
-    masks = facts.later >= LATER_SHARE  # worth more than anything else that time can buy
+    masks = facts.later >= LATER_SHARE  # gains more than further negatives in the same time
     spare -= costs.masking if masks else 0.0
     uniform = {n: (n * spare - costs.any_uniform) / costs.per_uniform for n in INTERVALS}
     cached = (spare - costs.any_cached) / costs.per_cached
@@ -296,13 +276,11 @@ def measure_costs(trainer: Trainer, recipe: Recipe, dataset: Dataset) -> Costs:
     return Costs(base, per_uniform, per_cached, any_uniform, any_cached, masking)
 
 
-def _line(
-    base: float, few: tuple[int, float], many: tuple[int, float], least: float = 1e-9
-) -> tuple[float, float]:
+def _line(base: float, few: tuple[int, float], many: tuple[int, float]) -> tuple[float, float]:
     """Fixed cost beyond `base` and cost of each column: the line through two points."""
     if many[0] <= few[0]:  # a catalogue smaller than the probes
-        return 0.0, max((many[1] - base) / many[0], least)
-    each = max((many[1] - few[1]) / (many[0] - few[0]), least)
+        return 0.0, max((many[1] - base) / many[0], LEAST)
+    each = max((many[1] - few[1]) / (many[0] - few[0]), LEAST)
     return max(few[1] - base - each * few[0], 0.0), each
 
 

@@ -105,13 +105,9 @@ def build_trainer(
     model: torch.nn.Module | None = None,
     ranks: Ranks | None = None,
 ) -> Trainer:
-    """Everything that a training step needs, on the recipe's device.
+    """Everything that a training step needs, on the recipe's device; the recipe is resolved.
 
-    Args:
-        recipe: Resolved recipe.
-        dataset: What to train on.
-        model: Towers of the caller's own instead of the recipe's; see `TwoTowerModel`.
-        ranks: The processes that share each batch, if there are several.
+    A `model` of the caller's own (`TwoTowerModel`) takes the place of the recipe's towers.
     """
     train = recipe.train
     if ranks is not None:

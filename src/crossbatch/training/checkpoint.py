@@ -8,7 +8,7 @@ load_trainer_state(trainer, tensors)
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -26,9 +26,7 @@ from crossbatch.files import (
     write_document,
 )
 from crossbatch.training.distributed.table_files import (
-    FOLDER as TABLES,
-)
-from crossbatch.training.distributed.table_files import (
+    TABLES,
     check_tables,
     save_tables,
     whole_tables,
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+    from torch.nn import Module
 
     from crossbatch.training.distributed.sharded_table import ShardedTable
     from crossbatch.training.step import Trainer
@@ -63,12 +62,8 @@ def save(
 ) -> None:
     """Write a checkpoint folder under a temporary name, then rename it into place.
 
-    Args:
-        path: The folder.
-        tensors: Its tensors.
-        document: Anything else, as JSON.
-        tables: Tables that are spread over ranks, which write their rows at the same time.
-        writes: False on all ranks but the first: they write their rows of the tables alone.
+    All ranks write their rows of sharded `tables` at the same time; all but the first, where
+    `writes` is off, write nothing else.
     """
     partial = path.with_name(f".{path.name}.partial")
     if not writes:
@@ -92,11 +87,7 @@ def save(
 
 
 def load(path: Path, *, tables: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read and verify a checkpoint.
-
-    Args:
-        path: The folder.
-        tables: Whether to read tables that several ranks wrote, whole.
+    """Read and verify a checkpoint, with the whole tables that several ranks wrote if `tables`.
 
     Raises:
         DataError: If it is missing, truncated, corrupted or of another format.
@@ -133,9 +124,8 @@ def load_newest(
 
 def prune(folder: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints, and what a kill left half-written."""
-    for path in sorted(folder.glob("step-*"))[:-keep]:
-        shutil.rmtree(path, ignore_errors=True)
-    for path in folder.glob(".step-*"):
+    old = sorted(folder.glob("step-*"))[:-keep]
+    for path in [*old, *folder.glob(".step-*")]:
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -144,7 +134,7 @@ def prune(folder: Path, keep: int) -> None:
 
 def model_state(trainer: Trainer) -> dict[str, Tensor]:
     """The towers' weights and the temperature, under names of their own."""
-    state = {f"model.{k}": v for k, v in _module(trainer).state_dict().items()}
+    state = {f"model.{k}": v for k, v in cast("Module", trainer.model).state_dict().items()}
     state["loss.log_temperature"] = trainer.log_temperature.detach()
     return state
 
@@ -163,7 +153,7 @@ def trainer_state(trainer: Trainer) -> dict[str, Tensor]:
 def load_model_state(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
     """Restore what `model_state` returned."""
     try:
-        _module(trainer).load_state_dict(below(tensors, "model."))
+        cast("Module", trainer.model).load_state_dict(below(tensors, "model."))
     except RuntimeError as error:
         raise DataError(f"the checkpoint holds another model: {error}") from None
     with torch.no_grad():
@@ -186,9 +176,9 @@ def load_trainer_state(trainer: Trainer, tensors: dict[str, Tensor], step: int) 
 
 
 def _check_ranges(trainer: Trainer, tensors: dict[str, Tensor], step: int) -> None:
-    """Raise `ValueError` for counters and ids that training cannot have: compiled code trusts them.
+    """Raise `ValueError` for counters and ids that training cannot have.
 
-    A checksum does not help against a checkpoint that was made to do harm.
+    Compiled code does not check them, and a forged checkpoint has a valid checksum.
     """
     largest = {"steps": step, "touched": step, "bank.item_ids": trainer.sampler.num_items}
     for name, value in tensors.items():
@@ -201,9 +191,3 @@ def _check_ranges(trainer: Trainer, tensors: dict[str, Tensor], step: int) -> No
 def below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names start with `prefix`, by what follows it."""
     return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _module(trainer: Trainer) -> torch.nn.Module:
-    model = trainer.model
-    assert isinstance(model, torch.nn.Module)
-    return model

@@ -79,33 +79,20 @@ SMALL_SHARE = 0.2
 
 @dataclass(slots=True)
 class Monitor:
-    """Averages losses, times training without its evaluations, measures every `every` steps.
-
-    Attributes:
-        trainer: Whose steps are watched.
-        every: Steps between journal lines.
-        write: Called with event name, step and fields.
-        seconds: Training time so far, earlier sessions included after `load_state`.
-        cpu_seconds: Of it, what this process computed: a busy machine stretches only the other.
-        warned: Keys of the alarms that were triggered.
-        share_before_bank: `mean_direction_share` when it was last measured without cached columns.
-    """
+    """Averages losses, times training without its evaluations, measures every `every` steps."""
 
     trainer: Trainer
     every: int
-    write: Callable[..., None]
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    warned: set[str] = field(default_factory=set)
-    share_before_bank: float | None = None
+    write: Callable[..., None]  # called with event name, step and fields
+    seconds: float = 0.0  # training time, earlier sessions included after `load_state`
+    cpu_seconds: float = 0.0  # does not depend on other load of the machine
+    warned: set[str] = field(default_factory=set)  # keys of the alarms that were triggered
+    share_before_bank: float | None = None  # the last one measured without cached columns
     _losses: list[Tensor | float] = field(default_factory=list)  # since the last journal line
     _columns: int = 0
     _mark: float = field(default_factory=time.perf_counter)
     _cpu_mark: float = field(default_factory=time.process_time)
-    _reported: float = field(init=False)  # `seconds` at the last journal line
-
-    def __post_init__(self) -> None:
-        self._reported = self.seconds
+    _reported: float = 0.0  # `seconds` at the last journal line
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold for the next journal lines to be those of an unbroken run."""
@@ -143,13 +130,12 @@ class Monitor:
         self._columns += len(record.negatives) * len(record.positives)
         if record.step % self.every == 0:
             self.pause()
-            self._report(record, self.seconds - self._reported)
-            self._reported = self.seconds
+            self._report(record)
             self.resume()
 
-    def _report(self, record: StepRecord, elapsed: float) -> None:
+    def _report(self, record: StepRecord) -> None:
         diagnostics = self.measure(record)
-        elapsed = max(elapsed, 1e-9)
+        elapsed = max(self.seconds - self._reported, 1e-9)
         self.write(
             "train",
             record.step,
@@ -160,7 +146,7 @@ class Monitor:
             lr=record.lr,
             diagnostics=diagnostics,
         )
-        self._losses, self._columns = [], 0
+        self._losses, self._columns, self._reported = [], 0, self.seconds
         for alarm in ALARMS:
             if alarm.key not in self.warned and alarm.triggered(diagnostics):
                 self.warned |= {alarm.key, alarm.instead_of} - {""}

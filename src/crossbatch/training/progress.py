@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """What a run reports while it trains; the methods do nothing unless overridden."""
+    """What a run reports while it trains; it shows nothing unless methods are overridden."""
 
     def start(self, step: int, total: int) -> None:
         """Training begins at `step` of at most `total`."""
@@ -27,14 +27,10 @@ class Progress:
         """Training is over."""
 
 
-class Silent(Progress):
-    """Shows nothing."""
-
-
 class Terminal(Progress):
     """One live line: step, loss, validation metric, negatives per second, longest time left."""
 
-    def __init__(self, metric: str, *, to_stderr: bool = True) -> None:
+    def __init__(self, metric: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
@@ -45,7 +41,7 @@ class Terminal(Progress):
             BarColumn(bar_width=10),
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(compact=True),
-            console=Console(stderr=to_stderr),
+            console=Console(stderr=True),
             refresh_per_second=4,
         )
         self._parts = {"loss": "", "metric": "", "rate": ""}

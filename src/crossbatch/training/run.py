@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime
 import platform
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,19 +19,19 @@ import torch
 from crossbatch.errors import DataError, DivergedError, Interrupted
 from crossbatch.files import sealed
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
-from crossbatch.training.auto_sampler import choose_sampler, is_auto, recorded_choice
+from crossbatch.training.auto_sampler import choose_sampler, recorded_choice
 from crossbatch.training.build import build_trainer, pick_device, resolve
 from crossbatch.training.distributed.start import check_alike, together
 from crossbatch.training.distributed.trainer import RankTrainer
 from crossbatch.training.journal import Journal, without_nan
-from crossbatch.training.loop import EarlyStopping, Limits, interrupt_flag, train_loop
+from crossbatch.training.loop import EarlyStopping, interrupt_flag, train_loop
 from crossbatch.training.monitor import Monitor
-from crossbatch.training.progress import Progress, Silent
+from crossbatch.training.progress import Progress
 from crossbatch.training.run_folder import OWN_MODEL, flat
 from crossbatch.training.threads import measured_threads, using
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from crossbatch.config import Recipe
@@ -66,38 +67,21 @@ class Evaluator(Protocol):
         """Write `examples.json`: recommendations for a few users, to look at."""
 
 
-class Probe(Protocol):
-    """Measures the towers while they learn, without changing what they learn.
-
-    A probe whose measurements span several steps has an attribute `measuring`, which is true during
-    one: a run that is stopped then resumes from the checkpoint before it.
-    """
-
-    def __call__(self, trainer: Trainer, step: int) -> Mapping[str, Any] | None:
-        """Called after every step; what it returns becomes a journal line `"probe"`."""
+# Called with trainer and step after every step, to measure without changing what is learned; its
+# result becomes a journal line "probe". A probe whose measurements span several steps has an
+# attribute `measuring`, true during one: a run stopped then resumes from the checkpoint before it.
+Probe = Callable[["Trainer", int], "Mapping[str, Any] | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to train and how to watch it.
-
-    Attributes:
-        dataset: What to train on.
-        recipe: Resolved recipe.
-        evaluator: Measures validation and test users.
-        model: Towers of the caller's own instead of the recipe's, or None.
-        progress: Where to show progress.
-        trackers: Further places that journal lines go to.
-        probe: Measures beside training.
-        test: Whether to look at the test users.
-        ranks: The processes that train together, or None.
-    """
+    """What to train and how to report it: the arguments of `crossbatch.fit`, resolved."""
 
     dataset: Dataset
     recipe: Recipe
     evaluator: Evaluator
     model: torch.nn.Module | None = None
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=Progress)
     trackers: tuple[Tracker, ...] = ()
     probe: Probe | None = None
     test: bool = True
@@ -110,7 +94,7 @@ class Plan:
 
     def config(self, choice: SamplerChoice | None = None) -> dict[str, Any]:
         """The content of `config.json`."""
-        chosen = {"advice": sealed(choice.to_dict())} if choice else {}
+        chosen = {"advice": sealed(asdict(choice))} if choice else {}
         about = {
             "dataset": {
                 "path": str(self.dataset.path.resolve()),
@@ -177,7 +161,7 @@ def _restored(
     plan.dataset.verify()  # takes a second, training takes hours
     folder.check_config(plan.config())
     recipe, choice = plan.recipe, None
-    if is_auto(recipe):
+    if recipe.sampler["name"] == "auto":
         choice = _chosen_once(plan, folder)
         recipe = resolve(choice.applied_to(recipe), plan.dataset)
     trainer = build_trainer(recipe, plan.dataset, plan.model, plan.ranks)
@@ -247,21 +231,7 @@ def environment() -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Session:
-    """One session of a run, from its start or a checkpoint; the callbacks of its loop.
-
-    Attributes:
-        plan: What to train.
-        folder: Where checkpoints and the result go.
-        trainer: Takes the steps.
-        stopping: Early-stopping state.
-        journal: Where events go.
-        monitor: Clock and diagnostics.
-        choice: What an `"auto"` sampler stands for, or None.
-        threads: CPU threads of steps.
-        eval_threads: CPU threads of evaluations.
-        eval_seconds: Time of evaluations, earlier sessions included.
-        interrupted: Whether Ctrl-C was pressed.
-    """
+    """One session of a run, from its start or a checkpoint; the callbacks of its loop."""
 
     plan: Plan
     folder: RunFolder
@@ -269,11 +239,11 @@ class Session:
     stopping: EarlyStopping
     journal: Journal
     monitor: Monitor
-    choice: SamplerChoice | None
-    threads: int = 1
+    choice: SamplerChoice | None  # what an "auto" sampler stands for
+    threads: int = 1  # CPU threads of steps
     eval_threads: int = 1
-    eval_seconds: float = 0.0
-    interrupted: Callable[[], bool] = lambda: False
+    eval_seconds: float = 0.0  # earlier sessions included
+    interrupted: Callable[[], bool] = lambda: False  # whether Ctrl-C was pressed
     _users: int = 0  # of the last evaluation
 
     def train(self) -> None:
@@ -300,17 +270,15 @@ class Session:
 
     def _loop(self) -> str:
         train, trainer = self.plan.recipe.train, self.trainer
-        sampler = trainer.sampler
         counting_from = 0
-        if train.patience_from_warmup and isinstance(sampler, CrossBatchSampler):
-            counting_from = sampler.warmup_steps
-        limits = Limits(train.max_steps, train.eval_every, train.metric, counting_from)
+        if train.patience_from_warmup and isinstance(trainer.sampler, CrossBatchSampler):
+            counting_from = trainer.sampler.warmup_steps
         batches = next_batches(self.plan, trainer)
         with interrupt_flag(launched=self.plan.ranks is not None) as self.interrupted:
             if isinstance(trainer, RankTrainer):
                 self.interrupted = trainer.agree_to_stop(self.interrupted)
             try:
-                return train_loop(trainer, batches, self, self.stopping, limits)
+                return train_loop(trainer, batches, self, self.stopping, train, counting_from)
             except NonFiniteLossError as error:
                 self.journal.write("stop", trainer.step, reason="nan")
                 raise DivergedError(
@@ -382,7 +350,7 @@ class Session:
             "num_items": plan.dataset.num_items,
         }
         if self.choice:
-            result["advice"] = self.choice.to_dict()
+            result["advice"] = asdict(self.choice)
             plan.progress.say(str(self.choice))
         if plan.test:
             result |= plan.evaluator.test(trainer.model, folder.path if folder.writes else None)

@@ -182,7 +182,8 @@ class RunFolder:
             },
         }
         tensors = checkpoint.trainer_state(trainer) if self.writes else {}
-        self._save(self._checkpoint_path(trainer.step), trainer, tensors, document)
+        path, tables = self._checkpoint_path(trainer.step), trainer.optimizer.sharded
+        checkpoint.save(path, tensors, document, tables, writes=self.writes)
         if self.writes:
             checkpoint.prune(self.checkpoints, keep)
 
@@ -213,7 +214,9 @@ class RunFolder:
     def save_best(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """Save the model alone, with the metrics that made it the best."""
         tensors = checkpoint.model_state(trainer) if self.writes else {}
-        self._save(self.best, trainer, tensors, {"step": trainer.step, "metrics": metrics})
+        document = {"step": trainer.step, "metrics": metrics}
+        tables = trainer.optimizer.sharded
+        checkpoint.save(self.best, tensors, document, tables, writes=self.writes)
 
     def load_best(self, trainer: Trainer) -> None:
         """Restore the best model into `trainer`."""
@@ -229,11 +232,6 @@ class RunFolder:
 
     def _checkpoint_path(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:09d}"
-
-    def _save(
-        self, path: Path, trainer: Trainer, tensors: dict[str, Any], document: dict[str, Any]
-    ) -> None:
-        checkpoint.save(path, tensors, document, trainer.optimizer.sharded, writes=self.writes)
 
 
 # What a checkpoint's document counts; earlier releases lack some.
@@ -283,18 +281,14 @@ def changed_keys(earlier: dict[str, Any], config: dict[str, Any]) -> Iterator[tu
 
     A key that `earlier` does not have came with a later release: its default was in force then.
     """
-    config = json.loads(json.dumps(config))  # tuples become lists, as in the file
-    defaults = json.loads(json.dumps(_defaults(earlier.get("sampler", {}))))
+    make = SAMPLERS.get(earlier.get("sampler", {}).get("name", ""))
+    defaults = Recipe(sampler=filled(make, {}) if make else {}).to_dict()
+    config, defaults = json.loads(json.dumps([config, defaults]))  # with lists for tuples
     for section in ("model", "sampler", "loss", "train", "dataset"):
         before = flat(defaults.get(section, {})) | flat(earlier.get(section, {}))
         for key, value in flat(config.get(section, {})).items():
             if before.get(key) != value and f"{section}.{key}" not in RESUMABLE_CHANGES:
                 yield f"{section}.{key}", before.get(key), value
-
-
-def _defaults(sampler: dict[str, Any]) -> dict[str, Any]:
-    make = SAMPLERS.get(sampler.get("name", ""))
-    return Recipe(sampler=filled(make, {}) if make else {}).to_dict()
 
 
 def flat(section: Any, prefix: str = "") -> dict[str, Any]:
@@ -310,10 +304,7 @@ def flat(section: Any, prefix: str = "") -> dict[str, Any]:
 def own_model(path: Path, config: dict[str, Any]) -> str | None:
     """Class name of the model that was passed to `fit`; None if the recipe's towers were trained.
 
-    Args:
-        path: The run folder.
-        config: Its `config.json`. Where that was written before the class was recorded there, the
-            class is known from `result.json`, once the run is finished.
+    Earlier releases recorded it only in `result.json`, once the run was finished.
     """
     if OWN_MODEL in config or not (path / "result.json").is_file():
         recorded = config.get(OWN_MODEL)

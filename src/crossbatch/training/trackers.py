@@ -110,10 +110,8 @@ def open_trackers(names: list[str], run: Path) -> tuple[Tracker, ...]:
 
 def scalars(event: str, fields: dict[str, Any]) -> dict[str, float]:
     """The numbers of a journal line as `event/name`."""
-    flat: dict[str, float] = {}
-    for name, value in fields.items():
-        nested = value if isinstance(value, dict) else {name: value}
-        for key, number in nested.items():
-            if isinstance(number, (int, float)) and number == number:
-                flat[f"{event}/{key}"] = float(number)
-    return flat
+    return {
+        f"{event}/{key.rpartition('.')[2]}": float(value)
+        for key, value in flat(fields).items()
+        if isinstance(value, int | float) and value == value
+    }

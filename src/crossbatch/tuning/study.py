@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.training import DivergedError, fit
 from crossbatch.training.build import resolve
-from crossbatch.training.progress import Silent
+from crossbatch.training.progress import Progress
 from crossbatch.training.run_folder import LOCK, RunFolder
 from crossbatch.tuning.outcome import write_outcome
 from crossbatch.tuning.space import Space, default_space
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
-    from crossbatch.training.progress import Progress
 
 DATABASE = "study.db"
 UNPRUNED = 4  # trials to compare with before any is pruned
@@ -48,7 +47,7 @@ def tune(
     *,
     trials: int,
     space: Space | None = None,
-    progress: Callable[[], Progress] = Silent,
+    progress: Callable[[], Progress] = Progress,
     on_trial: Callable[[optuna.Study, optuna.trial.FrozenTrial], None] = lambda *_: None,
 ) -> optuna.Study:
     """Search until the study has `trials` trials, those of earlier sessions included.

@@ -1,4 +1,4 @@
-"""How rows are dealt out."""
+"""How the rows of a batch are divided among ranks."""
 
 from hypothesis import given
 from hypothesis import strategies as st

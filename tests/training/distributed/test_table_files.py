@@ -12,7 +12,7 @@ import torch.distributed as dist
 from crossbatch.errors import DataError
 from crossbatch.files import file_crc32, sealed
 from crossbatch.training import checkpoint
-from crossbatch.training.distributed.table_files import FOLDER, load_tables
+from crossbatch.training.distributed.table_files import TABLES, load_tables
 from crossbatch.training.tensor_files import save_tensors
 
 WEIGHT, SQUARES = "model.t.weight", "optimizer.table.t.squares"
@@ -50,7 +50,7 @@ def saved(alone, tmp_path):
     """A checkpoint as two ranks would have written it."""
     path = tmp_path / "step-1"
     checkpoint.save(path, {"a": torch.ones(2)}, {"step": 1}, {"t": Spread(0, TABLE[:6])})
-    second = path / FOLDER / "rank-00001.safetensors"
+    second = path / TABLES / "rank-00001.safetensors"
     save_tensors(second, {f"{WEIGHT}@6": TABLE[6:], f"{SQUARES}@6": TABLE[6:].sum(1)})
     update_checksums(path)
     return path
@@ -60,7 +60,7 @@ def update_checksums(path) -> None:
     """Forge a document that lists the tables as they are."""
     document = json.loads((path / checkpoint.DOCUMENT).read_text())
     del document["seal"]
-    files = (path / FOLDER).iterdir()
+    files = (path / TABLES).iterdir()
     document["tables"] = {file.name: file_crc32(file) for file in files}
     (path / checkpoint.DOCUMENT).write_text(json.dumps(sealed(document)))
 
@@ -90,7 +90,7 @@ def test_ranks_read_what_one_process_wrote(tmp_path):
 @pytest.mark.parametrize("tables", [True, False])
 @pytest.mark.parametrize("bit", range(0, 8 * 500, 397))
 def test_bug_a_flipped_bit_in_a_spread_table_was_not_noticed(saved, bit, tables):
-    path = saved / FOLDER / "rank-00000.safetensors"
+    path = saved / TABLES / "rank-00000.safetensors"
     content = bytearray(path.read_bytes())
     content[bit // 8 % len(content)] ^= 1 << bit % 8
     path.write_bytes(content)
@@ -99,14 +99,14 @@ def test_bug_a_flipped_bit_in_a_spread_table_was_not_noticed(saved, bit, tables)
 
 
 def test_a_missing_and_a_further_file_are_noticed(saved):
-    second = saved / FOLDER / "rank-00001.safetensors"
-    second.rename(saved / FOLDER / "rank-00002.safetensors")
+    second = saved / TABLES / "rank-00001.safetensors"
+    second.rename(saved / TABLES / "rank-00002.safetensors")
     with pytest.raises(DataError, match="corrupted"):
         checkpoint.load(saved)
 
 
 def test_missing_rows_are_noticed(saved):
-    (saved / FOLDER / "rank-00000.safetensors").unlink()
+    (saved / TABLES / "rank-00000.safetensors").unlink()
     update_checksums(saved)
     with pytest.raises(DataError, match=r"has 0 of 5 rows of model\.t\.weight"):
         checkpoint.load(saved)
@@ -122,7 +122,7 @@ class Evil:
 
 @pytest.mark.parametrize("name", [".metadata", "rank-00000.safetensors", "__0_0.distcp"])
 def test_bug_a_checkpoint_with_tables_could_run_code(saved, tmp_path, name):
-    (saved / FOLDER / name).write_bytes(pickle.dumps(Evil(str(tmp_path / "ran"))))
+    (saved / TABLES / name).write_bytes(pickle.dumps(Evil(str(tmp_path / "ran"))))
     update_checksums(saved)
     with pytest.raises(DataError, match="cannot be read"):
         checkpoint.load(saved)
@@ -141,7 +141,7 @@ def test_forged_lists_of_tables_are_refused(saved, listed):
 
 @pytest.mark.parametrize("name", [WEIGHT, f"{WEIGHT}@x", f"{WEIGHT}@99999999999999999999"])
 def test_forged_names_of_rows_are_refused(saved, name):
-    save_tensors(saved / FOLDER / "rank-00000.safetensors", {name: TABLE[:6]})
+    save_tensors(saved / TABLES / "rank-00000.safetensors", {name: TABLE[:6]})
     update_checksums(saved)
     with pytest.raises(DataError):
         checkpoint.load(saved)

@@ -1,4 +1,4 @@
-"""RowAdam against torch.optim.Adam and torch.optim.SparseAdam, which know nothing of it."""
+"""RowAdam against torch.optim.Adam and torch.optim.SparseAdam."""
 
 import pytest
 import torch

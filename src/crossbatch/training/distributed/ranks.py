@@ -63,7 +63,7 @@ class Ranks:
         return gathered
 
     def sharing(self, encode: ItemEncoder) -> ItemEncoder:
-        """An item tower that encodes a share of the ids asked for and gathers the others' work."""
+        """An item tower that encodes a share of the ids and gathers the vectors of the others."""
 
         def encode_share(item_ids: Tensor) -> Tensor:
             total = item_ids.shape[0]
@@ -108,14 +108,12 @@ class Ranks:
         """Let towers draw random numbers of this rank's own, except what all ranks must agree on.
 
         Outside, the random generator is in the same state on every rank, so that samplers draw the
-        same items. Inside, dropout must differ between ranks, and may draw unlike amounts.
-
-        Args:
-            total: Rows of the whole batch.
-            seed: Another number for every step of every run.
-            device: Where the towers compute.
+        same items. Inside, dropout must differ between ranks, and may draw different amounts.
+        `total` is the rows of the whole batch; `seed` differs for every step of every run.
         """
-        generator = _default_generator(device)
+        generator = torch.default_generator
+        if device.type == "cuda":
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
         shared = torch.Generator(device).set_state(generator.get_state())
         generator.manual_seed((seed * self.size + self.rank) % 2**63)
         try:
@@ -165,9 +163,3 @@ def _padded(rows: Tensor, length: int) -> Tensor:
     padded = rows.new_zeros(length, *rows.shape[1:])
     padded[: rows.shape[0]] = rows
     return padded
-
-
-def _default_generator(device: torch.device) -> torch.Generator:
-    if device.type == "cuda":
-        return torch.cuda.default_generators[torch.cuda.current_device()]
-    return torch.default_generator

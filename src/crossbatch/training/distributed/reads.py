@@ -7,7 +7,7 @@ the ranks exchange reads, and each applies all of them to its own copy of the ta
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -35,24 +35,30 @@ def share_reads(ranks: Ranks, tables: Sequence[RowOptimizer]) -> None:
 
 def _joined(ranks: Ranks, reads: list[RowRead]) -> list[RowRead]:
     """Each read followed by the other ranks' reads of the same call."""
-    numbers = [tensor for read in reads for tensor in _numbers(read)]
-    gradients = [_gradient(read) for read in reads]
+    numbers = [part for read in reads for part in (read.ids, read.bags) if part is not None]
+    gradients = [cast("Tensor", read.gradient) for read in reads]
     sizes = torch.tensor(
         [tensor.numel() for tensor in (*numbers, *gradients)], device=gradients[0].device
     )
-    everyones = [each.tolist() for each in ranks.collect(sizes)]
+    all_sizes = [each.tolist() for each in ranks.collect(sizes)]
     split = len(numbers)
-    all_numbers = _exchanged(ranks, numbers, [each[:split] for each in everyones])
-    all_gradients = _exchanged(ranks, gradients, [each[split:] for each in everyones])
+    all_numbers = _exchanged(ranks, numbers, [each[:split] for each in all_sizes])
+    all_gradients = _exchanged(ranks, gradients, [each[split:] for each in all_sizes])
     joined, place = [], 0
     for i, read in enumerate(reads):
         ids = torch.cat([mine[place] for mine in all_numbers])
         rows = [mine[i].view(-1, gradients[i].shape[1]) for mine in all_gradients]
         bags = None
         if read.bags is not None:
-            bags = _bags([mine[place + 1] for mine in all_numbers], [len(part) for part in rows])
-        place += len(_numbers(read))
-        joined.append(RowRead(ids, _leaf(torch.cat(rows)), bags))
+            # Numbers of the sums that rows went into, counted through all ranks.
+            starts = accumulate((len(part) for part in rows), initial=0)
+            numbered = zip((mine[place + 1] for mine in all_numbers), starts, strict=False)
+            bags = torch.cat([each + start for each, start in numbered])
+        place += 1 if read.bags is None else 2
+        gradient = torch.cat(rows)
+        leaf = torch.empty_like(gradient).requires_grad_()  # for its gradient alone
+        leaf.grad = gradient
+        joined.append(RowRead(ids, leaf, bags))
     return joined
 
 
@@ -66,26 +72,3 @@ def _exchanged(ranks: Ranks, parts: list[Tensor], sizes: list[list[int]]) -> lis
         list(each[: sum(lengths)].split(lengths))
         for each, lengths in zip(received, sizes, strict=True)
     ]
-
-
-def _bags(bags: list[Tensor], sums: list[int]) -> Tensor:
-    """Numbers of the sums that rows went into, counted on through the ranks."""
-    starts = accumulate(sums, initial=0)
-    return torch.cat([each + start for each, start in zip(bags, starts, strict=False)])
-
-
-def _leaf(gradient: Tensor) -> Tensor:
-    """A tensor with this gradient; its values are not used."""
-    leaf = torch.empty_like(gradient).requires_grad_()
-    leaf.grad = gradient
-    return leaf
-
-
-def _numbers(read: RowRead) -> list[Tensor]:
-    return [read.ids] if read.bags is None else [read.ids, read.bags]
-
-
-def _gradient(read: RowRead) -> Tensor:
-    gradient = read.gradient
-    assert gradient is not None
-    return gradient

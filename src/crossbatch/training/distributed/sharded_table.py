@@ -1,6 +1,6 @@
 """`ShardedTable`: an id table whose rows are spread over the ranks, by TorchRec.
 
-A step asks at once for all the rows that it will read (`fetch`), distinct ones only: one exchange
+A step requests all the rows that it will read at once (`fetch`), distinct ones only: one exchange
 of ids and rows in the forward pass, one of gradients in the backward pass, where the owner of a row
 adds up the gradients of all ranks and updates it by row-wise Adagrad. In between, towers read the
 fetched rows as they read any table. No rank ever holds another's rows, nor a gradient of the
@@ -52,9 +52,13 @@ class ShardedTable(RowTable):
 
     def fetch(self, ids: Tensor) -> None:
         """Make the rows of `ids` `[*]` ready to be read; every rank must call it, for its own."""
+        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
         self._ids = ids.unique()
         self._ids = self._ids[self._ids != self.padding_row]
-        rows = self._lookup(self._ids)
+        lengths = torch.ones(len(self._ids), dtype=torch.int64, device=ids.device)
+        requested = KeyedJaggedTensor(keys=[FEATURE], values=self._ids, lengths=lengths)
+        rows: Tensor = self._engine[0](requested)[FEATURE].values()
         # Padding is a row of zeros that gets no gradient.
         self._rows = torch.cat([rows.new_zeros(1, self.dim), rows])
 
@@ -90,14 +94,6 @@ class ShardedTable(RowTable):
         if not bool(((found == ids) | (ids == self.padding_row)).all()):
             raise RuntimeError("a row is read that was not fetched; fetch all ids of a step first")
         return torch.where(ids == self.padding_row, 0, places + 1), self._rows
-
-    def _lookup(self, ids: Tensor) -> Tensor:
-        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
-        lengths = torch.ones(len(ids), dtype=torch.int64, device=ids.device)
-        asked = KeyedJaggedTensor(keys=[FEATURE], values=ids, lengths=lengths)
-        rows: Tensor = self._engine[0](asked)[FEATURE].values()
-        return rows
 
 
 def _engine(num_rows: int, dim: int, lr: float, seed: int) -> Any:

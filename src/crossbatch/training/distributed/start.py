@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 TIMEOUT = 600.0
 GRACE = 3.0  # seconds in which the ranks that are left tell each other so
-WAITED, SPOKE = b"waited", b"spoke"  # how a rank left: without an answer, or with an error
+WAITED, FAILED = b"waited", b"failed"  # how a rank left: without an answer, or with an error
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 
@@ -53,16 +53,16 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Ranks | None]:
         backend = "cpu:gloo,cuda:nccl"
     limit = timedelta(seconds=timeout)
     shared, rank, size = next(rendezvous("env://", timeout=limit))
-    # torchrun's store outlives a restart, and so do the addresses of ranks that are no more.
+    # torchrun's store outlives a restart, and still has the addresses of ranks that have ended.
     store: Any = PrefixStore(f"start {os.environ.get(RESTARTS, '0')}", shared)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     ranks = Ranks(rank, size)
     try:
         yield ranks
     except LostContactError:
-        raise RankLostError(_who_is_lost(store, ranks, timeout)) from None
+        raise RankLostError(_lost_ranks_message(store, ranks, timeout)) from None
     except BaseException as error:
-        store.set(f"left/{rank}", SPOKE)
+        store.set(f"left/{rank}", FAILED)
         if isinstance(error, Interrupted):  # agreed by all ranks: none waits for an answer
             dist.destroy_process_group()
         raise
@@ -82,7 +82,7 @@ def restarted() -> bool:
 def together(ranks: Ranks | None, action: Callable[[], T]) -> T:
     """What `action` returns here; if it is a user's mistake on one rank, every rank ends.
 
-    Without it the others would wait for that rank, and all would complain at once.
+    Without it the others would wait for that rank until their time limit.
     """
     if ranks is None:
         return action()
@@ -92,20 +92,20 @@ def together(ranks: Ranks | None, action: Callable[[], T]) -> T:
     except (ValueError, OSError) as error:
         failure = error
     failures = ranks.collect_objects(None if failure is None else str(failure))
-    speakers = [rank for rank, text in enumerate(failures) if text is not None]
-    if not speakers:
+    failed = [rank for rank, text in enumerate(failures) if text is not None]
+    if not failed:
         return result
-    if failure is not None and ranks.rank == speakers[0]:
+    if failure is not None and ranks.rank == failed[0]:
         raise failure
-    raise OtherRankError(f"rank {speakers[0]}: {failures[speakers[0]]}")
+    raise OtherRankError(f"rank {failed[0]}: {failures[failed[0]]}")
 
 
 def check_alike(ranks: Ranks, facts: dict[str, Any]) -> None:
     """Raise `ConfigError`, on the first rank that differs, unless all have the same `facts`."""
-    everyones = ranks.collect_objects(facts)
+    all_facts = ranks.collect_objects(facts)
 
     def compare() -> None:
-        expected = everyones[0]
+        expected = all_facts[0]
         for key in expected | facts:
             if facts.get(key) != expected.get(key):
                 raise ConfigError(
@@ -116,19 +116,19 @@ def check_alike(ranks: Ranks, facts: dict[str, Any]) -> None:
     together(ranks, compare)
 
 
-def _who_is_lost(store: Any, ranks: Ranks, timeout: float) -> str:
+def _lost_ranks_message(store: Any, ranks: Ranks, timeout: float) -> str:
     """A sentence for the user from the lowest rank that is left; nothing from the others."""
-    present, spoke = {ranks.rank}, False
+    present, reported = {ranks.rank}, False
     deadline = time.monotonic() + GRACE
     try:
         store.set(f"left/{ranks.rank}", WAITED)
         while time.monotonic() < deadline and len(present) < ranks.size:
             time.sleep(0.1)
             present = {rank for rank in range(ranks.size) if store.check([f"left/{rank}"])}
-        spoke = any(store.get(f"left/{rank}") == SPOKE for rank in present)
+        reported = any(store.get(f"left/{rank}") == FAILED for rank in present)
     except RuntimeError:  # the store went with the rank that kept it
         pass
-    if spoke or ranks.rank != min(present):
+    if reported or ranks.rank != min(present):
         return ""
     lost = [str(rank) for rank in range(ranks.size) if rank not in present]
     name = f"rank{'s' * (len(lost) > 1)} {', '.join(lost)}" if lost else "the other ranks"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from crossbatch.training.distributed.sharded_table import ShardedTable
 
-FOLDER = "tables"
+TABLES = "tables"  # folder of a checkpoint
 
 
 def save_tables(tables: dict[str, ShardedTable], checkpoint: Path) -> dict[str, int]:
@@ -41,7 +41,7 @@ def save_tables(tables: dict[str, ShardedTable], checkpoint: Path) -> dict[str, 
         return {}
     ranks = Ranks(dist.get_rank(), dist.get_world_size())
     ranks.wait()  # the first rank has made the folder
-    path = checkpoint / FOLDER / f"rank-{ranks.rank:05d}.safetensors"
+    path = checkpoint / TABLES / f"rank-{ranks.rank:05d}.safetensors"
 
     def write() -> int:
         path.parent.mkdir(exist_ok=True)
@@ -54,15 +54,12 @@ def save_tables(tables: dict[str, ShardedTable], checkpoint: Path) -> dict[str, 
 
 
 def check_tables(checkpoint: Path, listed: Any, *, spread: bool) -> None:
-    """Raise `DataError` unless the tables are as they were written.
+    """Raise `DataError` unless the files are those that `save_tables` listed.
 
-    Args:
-        checkpoint: Its folder.
-        listed: What `save_tables` returned.
-        spread: Whether several ranks are about to read them: each then checks its share of the
-            files, and all get the outcome, so that all choose the same checkpoint.
+    If several ranks are to read them (`spread`), each checks its share of the files and all get the
+    outcome, so that all choose the same checkpoint.
     """
-    paths = sorted((checkpoint / FOLDER).glob("*"))
+    paths = sorted((checkpoint / TABLES).glob("*"))
     alone = not spread or not dist.is_initialized()
     ranks = Ranks(0, 1) if alone else Ranks(dist.get_rank(), dist.get_world_size())
     whole = isinstance(listed, dict) and set(listed) == {path.name for path in paths}
@@ -119,7 +116,7 @@ def _own_rows(tables: dict[str, ShardedTable]) -> Iterator[Rows]:
 
 def _stored(checkpoint: Path) -> Iterator[Rows]:
     """The rows in the files of a checkpoint, mapped into memory."""
-    for path in sorted((checkpoint / FOLDER).glob("*")):
+    for path in sorted((checkpoint / TABLES).glob("*")):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118

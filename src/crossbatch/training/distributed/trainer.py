@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from crossbatch.data import Batch
 from crossbatch.negatives import Candidates
 from crossbatch.training.distributed.ranks import Ranks
 from crossbatch.training.distributed.reads import share_reads
@@ -73,7 +74,7 @@ class RankTrainer(Trainer):
         torch.autograd.backward(loss / self.accumulate if self.accumulate > 1 else loss)
 
     def update(self, loss: Tensor) -> tuple[Tensor, float]:
-        """Add up losses, wishes to stop and gradients of all ranks, then move the weights."""
+        """Add up losses, requests to stop and gradients of all ranks, then move the weights."""
         loss, stop = loss.clone(), torch.full_like(loss, self._stop_wanted())
         if self.step % self.accumulate:
             self.ranks.sum_([loss, stop])
@@ -101,23 +102,13 @@ class RankTrainer(Trainer):
         self._fetch(item_ids)
         return self.model.items(item_ids)
 
-    def _share(self, batch: TrainingBatch) -> _Rows:
+    def _share(self, batch: TrainingBatch) -> Batch:
         own = self.ranks.share(batch.item_ids.shape[0])
         later = batch.later
         if later is not None:
             offsets = later[1][own.start : own.stop + 1]
             later = later[0][int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
-        return _Rows(batch.history[own], batch.item_ids[own], batch.user_ids[own], later)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of a batch that are one rank's."""
-
-    history: Tensor
-    item_ids: Tensor
-    user_ids: Tensor
-    later: tuple[Tensor, Tensor] | None
+        return Batch(batch.user_ids[own], batch.history[own], batch.item_ids[own], later)
 
 
 def share_gradients(
