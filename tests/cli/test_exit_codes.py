@@ -23,7 +23,7 @@ COMMANDS = {
     "vectors": ("nothing --out new.parquet", "crossbatch.serving.from_run.open_recommender"),
     "recommend": ("nothing --history i1", "crossbatch.serving.from_run.open_recommender"),
     "serve": ("nothing", "crossbatch.serving.server.run.serve"),
-    "reproduce": ("table1 --data nothing --out new", "crossbatch.cli.reproduce._open"),
+    "reproduce": ("table1 --data nothing --out new", "crossbatch.data.open_dataset"),
     "report": ("nothing", "crossbatch.reports.runs.read_runs"),
     "doctor": ("--json=yes", "crossbatch.cli.doctor.examine"),
 }

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 from crossbatch.reports.journal import Curve
 from crossbatch.reports.plots import Line, Plot
-from crossbatch.reports.svg import Panel, arrange, write_panels
+from crossbatch.reports.svg import PANEL, write_panels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,21 +32,21 @@ def test_a_figure_is_one_document_with_titles_axes_and_one_legend(tmp_path: Path
     assert root.get("aria-label") == "MIND; GRU4Rec"
 
 
-def test_panels_fill_rows_and_stay_inside() -> None:
-    panels = [Panel(str(i), '<svg class="chart"></svg>', 100, 50) for i in range(5)]
-    root = ElementTree.fromstring(arrange(panels, columns=3, legend={}))
+def test_panels_fill_rows_and_stay_inside(tmp_path: Path) -> None:
+    plots = [plot(str(i), "Uniform") for i in range(5)]
+    root = ElementTree.fromstring(write_panels(plots, tmp_path / "f.svg", columns=3).read_text())
     width, height = float(root.get("width", "0")), float(root.get("height", "0"))
     places = [(float(e.get("x", "0")), float(e.get("y", "0"))) for e in root.findall(f"{SVG}svg")]
     assert len({x for x, _ in places}) == 3
     assert len({y for _, y in places}) == 2
-    assert all(x + 100 <= width and y + 50 <= height for x, y in places)
+    assert all(x + PANEL.width <= width and y + PANEL.height <= height for x, y in places)
 
 
-def test_a_long_legend_takes_more_lines() -> None:
-    panel = Panel("a", '<svg class="chart"></svg>', 300, 50)
-    entries = {f"a rather long label {index}": index for index in range(6)}
-    root = ElementTree.fromstring(arrange([panel], columns=1, legend=entries))
+def test_a_long_legend_takes_more_lines(tmp_path: Path) -> None:
+    panel = plot("a", *(f"a rather long label {index}" for index in range(6)))
+    root = ElementTree.fromstring(write_panels([panel], tmp_path / "f.svg", columns=1).read_text())
     labels = [e for e in root.iter(f"{SVG}text") if (e.text or "").startswith("a rather")]
+    assert len(labels) == 6
     assert len({e.get("y") for e in labels}) > 1
     assert all(float(e.get("x", "0")) < float(root.get("width", "0")) for e in labels)
 

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
-    from crossbatch.reproduce.design import Design
     from crossbatch.reproduce.experiments import Request
-    from crossbatch.reproduce.folder import GridFolder
 
 
 def reproduce(
@@ -74,15 +72,39 @@ def reproduce(
     Example: crossbatch reproduce table1 --data books --out paper --jobs 2
     """
     from crossbatch.reproduce import experiments
+    from crossbatch.reproduce.design import STRATEGIES, Design
     from crossbatch.reproduce.folder import GridFolder
+    from crossbatch.reproduce.search import read_settings
 
-    dataset = _open(data) if data else None
+    dataset = None
+    if data is not None:
+        from crossbatch.data import open_dataset  # tables from records need no dataset
+
+        dataset = open_dataset(data)
     base = _base_recipe(recipe, set_ or [])
     steps = _budget_steps(budget, base.train.max_steps)
     home = GridFolder(out if not steps or experiment == "search" else out / f"short-{steps}")
+    facts = home.facts.get("dataset", {})
+    samples, items = facts.get("eligible_samples", 0), facts.get("items", 0)
+    names = _words(models)
+    if dataset is not None:
+        from crossbatch.models import MODELS  # torch: only a grid that is trained needs it
+
+        samples, items = dataset.eligible_samples, dataset.num_items
+        names = [_word("--models", name, MODELS) for name in names]
+    design = Design(
+        base,
+        one_pass=math.ceil(samples / base.train.batch_size),
+        models=names,
+        strategies=[_word("--samplers", name, STRATEGIES) for name in _words(samplers)],
+        seeds=_numbers("--seeds", seeds),
+        settings=read_settings(settings) if settings else {},
+        budget=steps,
+        num_items=items,
+    )
     request = experiments.Request(
         _word("experiment", experiment, experiments.EXPERIMENTS),
-        _design(base, dataset, home, settings, models, samplers, seeds, steps),
+        design,
         home,
         sizes=_numbers("--sizes", sizes),
         among=_words(among),
@@ -102,12 +124,6 @@ def reproduce(
         raise typer.Exit(FAILED)
 
 
-def _open(path: Path) -> Dataset:
-    from crossbatch.data import open_dataset  # tables from records need no dataset
-
-    return open_dataset(path)
-
-
 def _base_recipe(path: Path | None, overrides: Sequence[str]) -> Recipe:
     """Return the shared recipe; without a file the paper's: ids alone, `Recipe`'s defaults."""
     from crossbatch.config import Recipe
@@ -118,40 +134,6 @@ def _base_recipe(path: Path | None, overrides: Sequence[str]) -> Recipe:
         paper: dict[str, Any] = {"model": {"item_features": [], "user_features": []}}
         loaded = Recipe.from_dict(paper).changed(list(overrides))
     return loaded if loaded.train.threads else loaded.changed(["train.threads=1"])
-
-
-def _design(
-    base: Recipe,
-    dataset: Dataset | None,
-    home: GridFolder,
-    settings: Path | None,
-    models: str,
-    samplers: str,
-    seeds: str,
-    budget: int | None,
-) -> Design:
-    from crossbatch.reproduce.design import STRATEGIES, Design
-    from crossbatch.reproduce.search import read_settings
-
-    names = tuple(_words(models))
-    if dataset is None:
-        facts = home.facts.get("dataset", {})
-        samples, items = facts.get("eligible_samples", 0), facts.get("items", 0)
-    else:
-        from crossbatch.models import MODELS  # torch: only a grid that is trained needs it
-
-        samples, items = dataset.eligible_samples, dataset.num_items
-        names = tuple(_word("--models", name, MODELS) for name in names)
-    return Design(
-        base,
-        one_pass=math.ceil(samples / base.train.batch_size),
-        models=names,
-        strategies=tuple(_word("--samplers", name, STRATEGIES) for name in _words(samplers)),
-        seeds=_numbers("--seeds", seeds),
-        settings=read_settings(settings) if settings else {},
-        budget=budget,
-        num_items=items,
-    )
 
 
 def _train(request: Request, dataset: Dataset, jobs: int, quiet: bool) -> bool:

@@ -113,11 +113,38 @@ def bar_chart(chart: BarChart) -> str:
 
 
 def write_panels(charts: Sequence[Plot | BarChart], path: Path, *, columns: int) -> Path:
-    """Write charts as one SVG, `columns` in a row; the file appears whole or not at all."""
-    panels = [_panel(chart) for chart in charts]
+    """Write charts as one SVG, `columns` in a row, all cells as large as the largest."""
+    sizes = [
+        (PANEL.width, PANEL.height)
+        if isinstance(chart, Plot)
+        else (BAR_WIDTH, BAR_ROW * len(chart.bars) + BAR_FOOT)
+        for chart in charts
+    ]
+    columns = min(columns, len(charts))
+    wide = max(width for width, _ in sizes) + GAP
+    high = max(height for _, height in sizes) + HEAD + GAP
     lines = [line for chart in charts if isinstance(chart, Plot) for line in chart.lines]
-    legend = {line.label: line.color for line in lines}
-    return write_file(path, arrange(panels, columns=columns, legend=legend).encode("utf-8"))
+    width = columns * wide + GAP
+    top = -(-len(charts) // columns) * high + GAP // 2
+    entries, below = _legend({line.label: line.color for line in lines}, width)
+    size = f'width="{width}" height="{top + below}"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width} {top + below}"'
+        f' {size} role="img" aria-label="{escape("; ".join(chart.title for chart in charts))}">',
+        f"<style>{package_file('chart.css')}</style>",
+        f'<rect class="back" {size}/>',
+    ]
+    for index, (chart, (across, down)) in enumerate(zip(charts, sizes, strict=True)):
+        left, above = GAP + index % columns * wide, GAP // 2 + index // columns * high
+        place = f'<svg overflow="visible" x="{left}" y="{above + HEAD}" '
+        place += f'width="{across}" height="{down}" '
+        drawn = line_chart(chart, PANEL) if isinstance(chart, Plot) else bar_chart(chart)
+        parts.append(
+            f'<text class="title" x="{left}" y="{above + 16}">{escape(chart.title)}</text>'
+            + drawn.replace("<svg ", place, 1)
+        )
+    parts.append(f'<g transform="translate(0 {top})">{entries}</g></svg>\n')
+    return write_file(path, "".join(parts).encode("utf-8"))
 
 
 def package_file(name: str) -> str:
@@ -259,57 +286,6 @@ def _describe(plot: Plot) -> str:
         here, value = exact(line.curve.x[index]), exact(line.curve.y[index])
         ends.append(f"{name}: {word} {value} at {plot.x_label} {here}")
     return f"{plot.title}. " + "; ".join(ends)
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One chart of a file: its title, its SVG, and its size in pixels."""
-
-    title: str
-    chart: str
-    width: int
-    height: int
-
-
-def _panel(chart: Plot | BarChart) -> Panel:
-    if isinstance(chart, Plot):
-        return Panel(chart.title, line_chart(chart, PANEL), PANEL.width, PANEL.height)
-    height = BAR_ROW * len(chart.bars) + BAR_FOOT
-    return Panel(chart.title, bar_chart(chart), BAR_WIDTH, height)
-
-
-def arrange(panels: Sequence[Panel], *, columns: int, legend: Mapping[str, int]) -> str:
-    """Panels in rows of `columns`, all cells as large as the largest, as one SVG document.
-
-    Args:
-        panels: From left to right, then down.
-        columns: In a row.
-        legend: Colour numbers by label; may be empty.
-    """
-    columns = min(columns, len(panels))
-    wide = max(panel.width for panel in panels) + GAP
-    high = max(panel.height for panel in panels) + HEAD + GAP
-    width = columns * wide + GAP
-    top = -(-len(panels) // columns) * high + GAP // 2
-    entries, below = _legend(legend, width)
-    height = top + below
-    size = f'width="{width}" height="{height}"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width} {height}" '
-        f'{size} role="img" aria-label="{escape("; ".join(panel.title for panel in panels))}">',
-        f"<style>{package_file('chart.css')}</style>",
-        f'<rect class="back" {size}/>',
-    ]
-    for index, panel in enumerate(panels):
-        left, above = GAP + index % columns * wide, GAP // 2 + index // columns * high
-        place = f'<svg overflow="visible" x="{left}" y="{above + HEAD}" '
-        place += f'width="{panel.width}" height="{panel.height}" '
-        parts.append(
-            f'<text class="title" x="{left}" y="{above + 16}">{escape(panel.title)}</text>'
-            + panel.chart.replace("<svg ", place, 1)
-        )
-    parts.append(f'<g transform="translate(0 {top})">{entries}</g></svg>\n')
-    return "".join(parts)
 
 
 def _legend(entries: Mapping[str, int], width: int) -> tuple[str, int]:

@@ -20,8 +20,7 @@ import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crossbatch.errors import ConfigError, DataError, out_of_memory
 from crossbatch.files import read_document
@@ -29,6 +28,7 @@ from crossbatch.reproduce.progress import GridProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from crossbatch.data import Dataset
     from crossbatch.reproduce.design import PlannedRun
@@ -41,30 +41,19 @@ PRELOADED = ["crossbatch.data", "crossbatch.fitting"]
 
 @dataclass(slots=True)
 class GridOutcome:
-    """How a grid ended.
+    """How a grid ended."""
 
-    Attributes:
-        finished: Runs that have a result, also those of other processes.
-        failed: What went wrong, by run folder.
-        interrupted: Whether it was stopped by a signal.
-    """
-
-    finished: list[PlannedRun] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    interrupted: bool = False
+    finished: list[PlannedRun] = field(default_factory=list)  # also by other processes
+    failed: dict[str, str] = field(default_factory=dict)  # what went wrong, by run folder
+    interrupted: bool = False  # by a signal
 
 
 def run_grid(
     runs: Sequence[PlannedRun], dataset: Dataset, out: Path, *, jobs: int = 1, quiet: bool = True
 ) -> GridOutcome:
-    """Train all runs that have no result yet.
+    """Train all runs that have no result yet, in this order, `jobs` at a time on one thread each.
 
-    Args:
-        runs: What to train, in this order.
-        dataset: What to train on.
-        out: Folder that the runs' folders are below of.
-        jobs: Runs at a time, of one thread each.
-        quiet: Show no progress.
+    The runs' folders are below `out`.
     """
     from crossbatch.training.run_folder import in_use
 
@@ -131,14 +120,8 @@ class _Training:
             forkserver.ensure_running()
         self.run = run
         self.answer, answer = context.Pipe(duplex=False)
-        job = {
-            "data": str(dataset.path.resolve()),
-            "out": str((out / run.folder).resolve()),
-            "recipe": run.recipe.to_dict(),
-            "probe": run.probe,
-            "test": run.test,
-        }
-        self.process = context.Process(target=_train_in_process, args=(job, answer))
+        job = (run, dataset.path.resolve(), (out / run.folder).resolve(), answer)
+        self.process = context.Process(target=_train_in_process, args=job)
         self.process.start()
         answer.close()
 
@@ -203,7 +186,9 @@ def _environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _train_in_process(job: dict[str, Any], answer: connection.Connection) -> None:
+def _train_in_process(
+    run: PlannedRun, data: Path, out: Path, answer: connection.Connection
+) -> None:
     """Train one run and send how it ended; what it prints goes nowhere."""
     os.setsid()  # Ctrl-C reaches the grid alone, which then stops its runs
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -211,15 +196,24 @@ def _train_in_process(job: dict[str, Any], answer: connection.Connection) -> Non
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
         os.dup2(nowhere.fileno(), sys.stderr.fileno())
     threading.Thread(target=_stop_with_the_grid, daemon=True).start()
-    answer.send(_end_of_training(job))
+    answer.send(_end_of_training(run, data, out))
 
 
-def _end_of_training(job: dict[str, Any]) -> tuple[str, str]:
-    from crossbatch.training import Interrupted
+def _end_of_training(run: PlannedRun, data: Path, out: Path) -> tuple[str, str]:
+    """Train or resume a run; return how it ended, and what went wrong."""
+    from crossbatch.data import open_dataset
+    from crossbatch.training import Interrupted, fit
     from crossbatch.training.run_folder import RunInUseError
 
     try:
-        train_run(job)
+        dataset, probe = open_dataset(data), None
+        if run.probe:
+            from crossbatch.reproduce.stability_probe import StabilityProbe
+
+            probe = StabilityProbe(dataset, run.recipe)
+        fit(dataset, run.recipe, out, resume=True, probe=probe, test=run.test)
+        if not run.test:  # its numbers are all that is wanted of it
+            shutil.rmtree(out / "best", ignore_errors=True)
     except (Interrupted, KeyboardInterrupt):
         return INTERRUPTED, ""
     except RunInUseError:
@@ -231,27 +225,6 @@ def _end_of_training(job: dict[str, Any]) -> tuple[str, str]:
             return FAILED, "there is not enough memory; its checkpoint is whole"
         return FAILED, traceback.format_exc()
     return DONE, ""
-
-
-def train_run(job: dict[str, Any]) -> None:
-    """Train or resume one run.
-
-    Args:
-        job: `data` and `out` folders, the `recipe` as a dictionary, `probe` and `test`.
-    """
-    from crossbatch.config import Recipe
-    from crossbatch.data import open_dataset
-    from crossbatch.training import fit
-
-    dataset, recipe = open_dataset(job["data"]), Recipe.from_dict(job["recipe"])
-    probe = None
-    if job["probe"]:
-        from crossbatch.reproduce.stability_probe import StabilityProbe
-
-        probe = StabilityProbe(dataset, recipe)
-    fit(dataset, recipe, job["out"], resume=True, probe=probe, test=job["test"])
-    if not job["test"]:  # its numbers are all that is wanted of it
-        shutil.rmtree(Path(job["out"]) / "best", ignore_errors=True)
 
 
 def _stop_with_the_grid() -> None:

@@ -58,15 +58,7 @@ def duration_text(minutes: float) -> str:
 
 
 class GridProgress:
-    """A live display on stderr.
-
-    Args:
-        out: The grid's folder.
-        runs: All runs of the grid.
-        waiting: Those that have no result yet.
-        jobs: Runs at a time, for the time left.
-        quiet: Show nothing.
-    """
+    """A live display on stderr; `waiting` are the runs without a result, `jobs` run at a time."""
 
     def __init__(
         self,

@@ -110,7 +110,8 @@ def _table(entries: Sequence[Entry], folder: GridFolder) -> str:
                 bold = "**" if value is not None and value.mean == best[model, key] else ""
                 line.append(f"{bold}{formatting.percent(value)}{bold}")
             if beside:
-                line.append(_theirs(capacity, model))
+                pair = paper_numbers.TABLE2.get(capacity, {}).get(model)
+                line.append(f"{pair[0]:.2f} / {pair[1]:.2f}" if pair else formatting.NOTHING)
         lines.append(line)
     return pipe_table([literal(head) for head in heads], lines, words=0)
 
@@ -124,11 +125,6 @@ def _best(entries: Sequence[Entry]) -> dict[tuple[str, str], float]:
             if value is not None:
                 best[entry.model, key] = max(value.mean, best.get((entry.model, key), value.mean))
     return best
-
-
-def _theirs(capacity: int, model: str) -> str:
-    pair = paper_numbers.TABLE2.get(capacity, {}).get(model)
-    return formatting.NOTHING if pair is None else f"{pair[0]:.2f} / {pair[1]:.2f}"
 
 
 def _links(entries: Sequence[Entry], folder: GridFolder) -> str:
@@ -157,32 +153,24 @@ def _plots(entries: Sequence[Entry]) -> list[Plot]:
                 and (value := entry.metric("recall@50"))
             ]
             if points:
-                lines.append(_line(strategy_title(strategy), strategy_color(strategy), points))
-        if lines:
-            plots.append(
-                Plot(
-                    "table2",
-                    model_title(model),
-                    "negatives per row",
-                    "Test recall@50, %",
-                    lines,
-                    log_x=True,
+                curve = Curve(
+                    tuple(float(x) for x, _ in points),
+                    tuple(100 * value.mean for _, value in points),
                 )
-            )
+                spreads = [100 * (value.spread or 0.0) for _, value in points]
+                line = Line(
+                    strategy_title(strategy),
+                    "",
+                    curve,
+                    strategy_color(strategy),
+                    best=curve.y.index(max(curve.y)),
+                    intervals=[(y - s, y + s) for y, s in zip(curve.y, spreads, strict=True)],
+                )
+                lines.append(line)
+        if lines:
+            axes = (model_title(model), "negatives per row", "Test recall@50, %")
+            plots.append(Plot("table2", *axes, lines, log_x=True))
     return plots
-
-
-def _line(title: str, color: int, points: Sequence[tuple[int, Estimate]]) -> Line:
-    values = [100 * value.mean for _, value in points]
-    spreads = [100 * (value.spread or 0.0) for _, value in points]
-    return Line(
-        title,
-        "",
-        Curve(tuple(float(x) for x, _ in points), tuple(values)),
-        color,
-        best=values.index(max(values)),
-        intervals=[(y - s, y + s) for y, s in zip(values, spreads, strict=True)],
-    )
 
 
 def _row_numbers(entry: Entry) -> dict[str, Any]:
