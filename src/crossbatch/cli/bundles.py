@@ -180,14 +180,10 @@ def _summary(bundle: Bundle) -> None:
         f"same answers as the run for {parity['users']} users: largest relative difference "
         f"{worst:.1e}"
     )
-    against = (
-        ""
-        if index["name"] == "exact"
-        else (
-            f" (exact search {index['exact_milliseconds']:.2f} ms), recall@{index['k']} "
-            f"{index['recall']:.4f}"
-        )
-    )
+    against = ""
+    if index["name"] != "exact":
+        against = f" (exact search {index['exact_milliseconds']:.2f} ms), "
+        against += f"recall@{index['k']} {index['recall']:.4f}"
     typer.echo(f"index {index['name']}: {index['milliseconds']:.2f} ms a user{against}")
 
 

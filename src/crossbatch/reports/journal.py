@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class Journal:
 class Curve:
     """Points of one line, in the order they were written."""
 
-    x: tuple[float, ...] = field(default=())
-    y: tuple[float, ...] = field(default=())
+    x: tuple[float, ...] = ()
+    y: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.x)

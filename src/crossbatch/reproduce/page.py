@@ -10,7 +10,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ class Page:
     title: str
     parts: Sequence[str]
     rows: Sequence[Mapping[str, Any]]
-    figures: Sequence[Figure] = field(default_factory=tuple)
+    figures: Sequence[Figure] = ()
 
 
 def write_page(folder: GridFolder, page: Page) -> list[Path]:

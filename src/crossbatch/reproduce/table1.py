@@ -55,21 +55,14 @@ def write_table1(folder: GridFolder) -> list[Path]:
 def _ours(comparison: Comparison, folder: GridFolder) -> str:
     heads = ["Model", "Negatives", "Avg. time, s / 1000 steps", "CPU, s / 1000 steps"]
     heads += ["Conv. time, min", *(metric_name(key) for key in METRICS), "Runs by seed"]
-    best = _best(comparison)
-    lines = [
-        [
-            *_names(row),
-            formatting.amount(row.seconds_per_1000_steps),
-            formatting.amount(row.cpu_seconds_per_1000_steps),
-            formatting.amount(row.convergence_minutes),
-            *(
-                _bold(formatting.percent(row.metrics.get(key)), (row.label, key) in best)
-                for key in METRICS
-            ),
-            run_links(row.runs, folder) or "[measured](baselines.json)",
-        ]
-        for row in comparison.rows
-    ]
+    best, lines = _best(comparison), []
+    for row in comparison.rows:
+        costs = (row.seconds_per_1000_steps, row.cpu_seconds_per_1000_steps)
+        line = [*_names(row), *map(formatting.amount, (*costs, row.convergence_minutes))]
+        for key in METRICS:
+            bold = "**" if (row.label, key) in best else ""
+            line.append(f"{bold}{literal(formatting.percent(row.metrics.get(key)))}{bold}")
+        lines.append([*line, run_links(row.runs, folder) or "[measured](baselines.json)"])
     return pipe_table(heads, lines, words=2)
 
 
@@ -104,15 +97,13 @@ def _beside(comparison: Comparison) -> str:
             (formatting.amount(row.seconds_per_1000_steps), f"{seconds:.1f}"),
             (formatting.amount(row.convergence_minutes), f"{minutes:.1f}"),
             *((formatting.percent(row.metrics.get(key)), f"{paper[key]:.2f}") for key in metrics),
-            *((_marked_gain(row.gains.get(key)), _paper_gain(name, key)) for key in gains),
         ]
+        for key in gains:
+            theirs = paper_numbers.paper_gain(name.model, name.strategy, key)
+            text = formatting.NOTHING if theirs is None else f"{formatting.signed(theirs)} %"
+            pairs.append((_marked_gain(row.gains.get(key)), text))
         lines.append([*_names(row), *(f"{literal(ours)} / {theirs}" for ours, theirs in pairs)])
     return pipe_table(heads, lines, words=2)
-
-
-def _paper_gain(name: RunName, metric: str) -> str:
-    gain = paper_numbers.paper_gain(name.model, name.strategy, metric)
-    return formatting.NOTHING if gain is None else f"{formatting.signed(gain)} %"
 
 
 def _row_numbers(row: Row, folder: GridFolder) -> dict[str, Any]:
@@ -154,10 +145,6 @@ def _best(comparison: Comparison) -> set[tuple[str, str]]:
                 if row.metrics[key].mean > rival.metrics[key].mean:
                     best[row.model, key] = row
     return {(row.label, key) for (_, key), row in best.items()}
-
-
-def _bold(text: str, bold: bool) -> str:
-    return f"**{literal(text)}**" if bold else literal(text)
 
 
 def _marked_gain(value: Gain | None) -> str:
