@@ -50,7 +50,7 @@ def replicated_traffic(s: Shape) -> dict[str, float]:
     return {
         "item vectors": others * FLOAT * c * s.dim,
         "their gradients": others * FLOAT * c * s.dim,
-        "rows read: ids, bags, sizes": others * ID * (c * (1 + 2 * s.history) + 5),
+        "rows read: ids, sizes": others * ID * (c * (2 + s.history) + 5),
         "rows read: gradients": others * FLOAT * c * s.dim * (1 + s.vectors_per_history),
         "layers, loss, stop": 2 * others / s.ranks * FLOAT * (s.dense + s.tensors + 2),
     }

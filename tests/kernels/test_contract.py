@@ -9,6 +9,7 @@ import torch
 
 from crossbatch import kernels
 from crossbatch.kernels import OPS, switched_off
+from crossbatch.kernels.ragged import real_entries
 from crossbatch.kernels.sampled_softmax import Columns
 
 SIZES = {"one history": [3], "several": [3, 0, 5, 1], "empty ones": [0, 0], "none": []}
@@ -49,10 +50,21 @@ def softmax(sizes, *, own=None, push=3.0, exclude=True):
     return [columns, torch.randn(B, d), vectors, [vectors, torch.randn(M, d)]]
 
 
+def lookups(sizes):
+    """Two tables, ids of each, and where the bags begin."""
+    n = sum(sizes)
+    tables = [torch.randn(9, 20), torch.randn(4, 3)]
+    ids = [torch.randint(0, 9, (n,)), torch.randint(0, 4, (n,))]
+    return [tables, ids, stops_of(sizes) - torch.tensor(sizes, dtype=torch.int64)]
+
+
+NO_GRADIENT = {"gather_rows", "mean_rows", "scores_above"}
 CASES = {
     "distinct_ids": lambda sizes: [torch.randint(0, 5000, (sum(sizes),)), 5000],
     "gru_states": gru,
     "history_mean": lambda sizes: [torch.randn(sum(sizes), 6), stops_of(sizes)],
+    "gather_rows": lambda sizes: lookups(sizes)[:2],
+    "mean_rows": lookups,
     "known_columns": lambda sizes: [
         torch.randint(-1, 9, (sum(sizes),)),
         torch.tensor([0, *stops_of(sizes).tolist()]),
@@ -112,7 +124,7 @@ def differentiable(name, arguments):
 
 def evaluated(name, function, arguments):
     """Result and gradients of a random weighting of it."""
-    leaves = [] if name == "scores_above" else differentiable(name, arguments)
+    leaves = [] if name in NO_GRADIENT else differentiable(name, arguments)
     for leaf in leaves:
         leaf.requires_grad_()
     result = function(*arguments)
@@ -265,3 +277,18 @@ def test_second_derivatives_are_refused_rather_than_wrong(name):
     result = OPS[name].run(*arguments)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(result.sum(), arguments[0], create_graph=True)
+
+
+@pytest.mark.parametrize("bad", [-1, 9, 10**12])
+@pytest.mark.parametrize("name", ["gather_rows", "mean_rows"])
+def test_ids_that_are_no_rows_are_refused(name, bad, mode):
+    arguments = CASES[name]([3, 0, 5, 1])
+    arguments[1][0][4] = bad
+    with pytest.raises((IndexError, RuntimeError)):
+        OPS[name].run(*arguments)
+
+
+def test_real_entries(mode):
+    padded = torch.tensor([[3, 0, 5], [0, 0, 0], [1, 2, 0]]).t().contiguous().t()
+    items, stops = real_entries(padded)
+    assert (items.tolist(), stops.tolist()) == ([3, 5, 1, 2], [2, 2, 4])

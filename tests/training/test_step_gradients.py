@@ -12,6 +12,7 @@ from torch import nn
 
 from crossbatch.config import Recipe
 from crossbatch.kernels import switched_off
+from crossbatch.kernels.row_updates import gradient_of_each_id
 from crossbatch.models import MODELS, EmbeddingTable, ItemTower, TwoTower
 from crossbatch.models.history import History
 from crossbatch.negatives import SAMPLERS, Corpus, InBatchSampler
@@ -37,10 +38,8 @@ def summed(table, reads):
     """The gradient of the whole table that reads amount to."""
     found = torch.zeros_like(table.weight)
     for read in reads:
-        gradient = read.gradient
-        if gradient is not None:
-            rows = gradient if read.bags is None else gradient[read.bags]
-            found.index_add_(0, read.ids, rows)
+        if read.gradient is not None:
+            found.index_add_(0, read.ids, gradient_of_each_id(read))
     if table.padding_row is not None:
         found[table.padding_row] = 0
     return found

@@ -16,6 +16,7 @@ from crossbatch.kernels import (
     known_columns,
     routing,
     sampled_softmax,
+    table_rows,
     topk_scan,
     unit_vectors,
 )
@@ -33,7 +34,9 @@ OPS = {
     "distinct_ids": Operation(distinct_ids.distinct_ids, distinct_ids.definition),
     "gru_states": Operation(gru.gru_states, gru.definition),
     "history_mean": Operation(history_mean.history_mean, history_mean.definition),
+    "gather_rows": Operation(table_rows.gather_rows, table_rows.gather_definition),
     "known_columns": Operation(known_columns.known_columns, known_columns.definition),
+    "mean_rows": Operation(table_rows.mean_rows, table_rows.mean_definition),
     "routed_interests": Operation(routing.routed_interests, routing.definition),
     "sampled_softmax": Operation(sampled_softmax.sampled_softmax, sampled_softmax.definition),
     "scores_above": Operation(topk_scan.scores_above, topk_scan.definition),

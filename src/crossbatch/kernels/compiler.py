@@ -4,6 +4,9 @@
     def total(values):
         ...
 
+Inside them, arrays are filled by loops: for `row[:] = 0` numba compiles the texts of its own
+errors, which takes seconds.
+
 Importing a file of such functions imports neither numba nor NumPy, so that an operation and its
 plain torch definition can stand in one file that works with torch alone.
 """

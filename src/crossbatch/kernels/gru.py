@@ -24,6 +24,7 @@ from crossbatch.kernels.sampled_softmax import refuse_second_derivative
 
 product, product_t = intrinsic("product"), intrinsic("product_t")
 t_product = intrinsic("t_product")
+copy = intrinsic("copy")
 sigmoid, tanh = intrinsic("sigmoid"), intrinsic("tanh")
 
 
@@ -86,7 +87,7 @@ class _States(torch.autograd.Function):
         packed, steps, order, source = ctx.packed
         kernels = ctx.saved_tensors
         bias_size = kernels[0].shape[1]
-        found = [torch.empty(kernel.shape) for kernel in kernels] + [torch.empty(bias_size)]
+        found = [torch.zeros(kernel.shape) for kernel in kernels] + [torch.zeros(bias_size)]
         of_packed, of_items = np.empty_like(packed), np.empty_like(packed)
         active, *others = ctx.kept
         _gradients(
@@ -138,13 +139,13 @@ def _step_order(stops: Array, P: int) -> Any:
 @compiled
 def _pack(rows: Array, source: Array, packed: Array) -> None:
     for p in range(source.shape[0]):
-        packed[p] = rows[source[p]]
+        copy(rows[source[p]], packed[p])
 
 
 @compiled
 def _unpack(packed: Array, source: Array, rows: Array) -> None:
     for p in range(source.shape[0]):
-        rows[source[p]] = packed[p]
+        copy(packed[p], rows[source[p]])
 
 
 @compiled
@@ -179,7 +180,7 @@ def _states(
     before = np.empty((P, h), dtype=np.float32)
     reset = np.empty((P, h), dtype=np.float32)
     for p in range(P):
-        active[p] = bias
+        copy(bias, active[p])
     product(items, input_kernel, active, 1)
     start = 0
     for t in range(steps.shape[0]):
@@ -187,7 +188,8 @@ def _states(
         stop = start + n
         continuing = steps[t + 1] if t + 1 < steps.shape[0] else 0
         if t == 0:  # states are zero: the products are too
-            before[:n] = 0
+            for i in range(n):
+                _clear(before[i])
         else:
             product(before[start:stop], gate_kernel, active[start:stop, : 2 * h], 1)
         for i in range(start, stop):
@@ -260,14 +262,12 @@ def _gradients(
     """
     P, h = before.shape
     if P == 0:
-        grad_input_kernel[:], grad_gate_kernel[:], grad_candidate_kernel[:] = 0, 0, 0
-        grad_bias[:] = 0
-        return
+        return  # the caller's gradients are zeros
     first = steps[0]  # items of the first step: no state before them
     back = np.empty((first, h), dtype=np.float32)  # gradient of the running states
     through_reset = np.empty((first, h), dtype=np.float32)
     for i in range(first):
-        back[i] = grad[order[i]]
+        copy(grad[order[i]], back[i])
     stop = P
     for t in range(steps.shape[0] - 1, -1, -1):
         n = steps[t]
@@ -280,15 +280,22 @@ def _gradients(
                 _back_to_gates(back[i], through_reset[i], before[start + i], active[start + i])
             product_t(active[start:stop, : 2 * h], gate_kernel, back[:n], 1)
         else:
-            active[:n, :h] = 0  # nothing was reset
+            for i in range(n):
+                _clear(active[i, :h])  # nothing was reset
         stop = start
     t_product(before[first:], active[first:, : 2 * h], grad_gate_kernel, 0)
     t_product(reset[first:], active[first:, 2 * h :], grad_candidate_kernel, 0)
     t_product(items, active, grad_input_kernel, 0)
     product_t(active, input_kernel, grad_items, 0)
-    grad_bias[:] = 0
     for p in range(P):
-        grad_bias += active[p]
+        for j in range(3 * h):
+            grad_bias[j] += active[p, j]
+
+
+@compiled
+def _clear(row: Array) -> None:
+    for j in range(row.shape[0]):
+        row[j] = 0
 
 
 @compiled

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crossbatch.kernels.compiler import Array, array, check_ids, compiled, np, usable
+from crossbatch.kernels.compiler import Array, array, check_ids, compiled, intrinsic, np, usable
 from crossbatch.kernels.ragged import are_stops, check_stops, lengths
 from crossbatch.kernels.sampled_softmax import refuse_second_derivative
+
+copy = intrinsic("copy")
 
 
 def definition(items: Tensor, stops: Tensor) -> Tensor:
@@ -59,7 +61,8 @@ def _mean(items: Array, stops: Array, mean: Array) -> None:
     start = 0
     for b in range(stops.shape[0]):
         total, share = mean[b], np.float32(1) / np.float32(max(stops[b] - start, 1))
-        total[:] = 0
+        for k in range(total.shape[0]):
+            total[k] = 0
         for p in range(start, stops[b]):
             row = items[p]
             for k in range(total.shape[0]):
@@ -79,5 +82,5 @@ def _mean_gradient(grad: Array, stops: Array, found: Array) -> None:
         for k in range(part.shape[0]):
             part[k] = grad[b, k] * share
         for p in range(start, stops[b]):
-            found[p] = part
+            copy(part, found[p])
         start = stops[b]

@@ -40,34 +40,43 @@ def find_matrix_product() -> bool:
 @njit(cache=True, nogil=True)
 def product(a: Array, b: Array, out: Array, keep: float) -> None:
     """Out `[m, n]` = a `[m, k]` b `[k, n]`, plus `keep` times what it held."""
-    _multiply(b, NORMAL, a, NORMAL, b.shape[1], a.shape[0], a.shape[1], out, keep)
+    left, right, m = (b.ctypes.data, b.strides[0]), (a.ctypes.data, a.strides[0]), b.shape[1]
+    target = (out.ctypes.data, out.strides[0])
+    _multiply(left, NORMAL, right, NORMAL, m, a.shape[0], a.shape[1], target, keep)
 
 
 @njit(cache=True, nogil=True)
 def product_t(a: Array, b: Array, out: Array, keep: float) -> None:
     """Out `[m, n]` = a `[m, k]` bᵀ, b `[n, k]`, plus `keep` times what it held."""
-    _multiply(b, TRANSPOSED, a, NORMAL, b.shape[0], a.shape[0], a.shape[1], out, keep)
+    left, right, m = (b.ctypes.data, b.strides[0]), (a.ctypes.data, a.strides[0]), b.shape[0]
+    target = (out.ctypes.data, out.strides[0])
+    _multiply(left, TRANSPOSED, right, NORMAL, m, a.shape[0], a.shape[1], target, keep)
 
 
 @njit(cache=True, nogil=True)
 def t_product(a: Array, b: Array, out: Array, keep: float) -> None:
     """Out `[m, n]` = aᵀ b, a `[k, m]`, b `[k, n]`, plus `keep` times what it held."""
-    _multiply(b, NORMAL, a, TRANSPOSED, b.shape[1], a.shape[1], a.shape[0], out, keep)
+    left, right, m = (b.ctypes.data, b.strides[0]), (a.ctypes.data, a.strides[0]), b.shape[1]
+    target = (out.ctypes.data, out.strides[0])
+    _multiply(left, NORMAL, right, TRANSPOSED, m, a.shape[1], a.shape[0], target, keep)
 
 
 @njit(cache=True, nogil=True)
 def _multiply(
-    left: Array,
+    left: tuple[int, int],
     form: int,
-    right: Array,
+    right: tuple[int, int],
     other: int,
     m: int,
     n: int,
     k: int,
-    out: Array,
+    out: tuple[int, int],
     keep: float,
 ) -> None:
-    """outᵀ `[m, n]` = left right as Fortran sees them: every array is its own transpose there."""
+    """outᵀ `[m, n]` = left right as Fortran sees them: every array is its own transpose there.
+
+    Arrays are given as address and bytes from row to row, so that this is compiled only once.
+    """
     if m == 0 or n == 0:
         return
     forms = np.empty(2, dtype=np.uint8)
@@ -76,13 +85,12 @@ def _multiply(
     factors[0], factors[1] = 1, keep
     sizes = np.empty(6, dtype=np.int32)
     sizes[0], sizes[1], sizes[2] = m, n, k
-    sizes[3], sizes[4] = left.strides[0] // FLOAT, right.strides[0] // FLOAT
-    sizes[5] = out.strides[0] // FLOAT
+    sizes[3], sizes[4], sizes[5] = left[1] // FLOAT, right[1] // FLOAT, out[1] // FLOAT
     form_at, factor_at, size_at = forms.ctypes.data, factors.ctypes.data, sizes.ctypes.data
     _sgemm(
         form_at, form_at + 1, size_at, size_at + 4, size_at + 8, factor_at,
-        left.ctypes.data, size_at + 12, right.ctypes.data, size_at + 16,
-        factor_at + FLOAT, out.ctypes.data, size_at + 20,
+        left[0], size_at + 12, right[0], size_at + 16,
+        factor_at + FLOAT, out[0], size_at + 20,
     )  # fmt: skip
 
 

@@ -57,7 +57,9 @@ def _mark(ids: Array, offsets: Array, column_ids: Array, mask: Array) -> bool:
     size = 1
     while size < ROOM * N:
         size *= 2
-    head = np.full(size, -1, dtype=np.int32)
+    head = np.empty(size, dtype=np.int32)
+    for bucket in range(size):
+        head[bucket] = -1
     following = np.empty(N, dtype=np.int32)
     for c in range(N):  # columns are chained by the last bits of their ids
         bucket = column_ids[c] & (size - 1)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from crossbatch.kernels.compiler import Array, check_ids, compiled
+from crossbatch.kernels.compiler import Array, array, check_ids, compiled, np, usable
+
+
+def real_entries(padded: Tensor) -> tuple[Tensor, Tensor]:
+    """Entries of `padded` `[B, L]` int64 other than 0, end to end `[P]`, and `stops` `[B]`."""
+    if usable(padded) and padded.dtype == torch.int64:
+        entries, stops = _real_entries(array(padded))
+        return torch.from_numpy(entries), torch.from_numpy(stops)
+    mask = padded != 0
+    return padded[mask], mask.sum(dim=1).cumsum(dim=0)
 
 
 def lengths(stops: Tensor) -> Tensor:
@@ -30,6 +41,20 @@ def check_stops(stops: Tensor, num_rows: int) -> None:
     end = int(stops[-1]) if len(stops) else 0
     if end != num_rows or bool((lengths(stops) < 0).any()):
         raise ValueError(f"stops must rise from 0 and end at {num_rows}, the number of rows")
+
+
+@compiled
+def _real_entries(padded: Array) -> Any:
+    B, L = padded.shape
+    entries, stops = np.empty(B * L, dtype=np.int64), np.empty(B, dtype=np.int64)
+    P = 0
+    for b in range(B):
+        for t in range(L):
+            if padded[b, t] != 0:
+                entries[P] = padded[b, t]
+                P += 1
+        stops[b] = P
+    return entries[:P], stops
 
 
 @compiled

@@ -400,7 +400,9 @@ def _gradients(
     if dense.shape[0] > 0:
         _back_through_layer(grad, chosen, found, capsules, dense, back, grad_dense, grad_dense_bias)
     else:
-        back[:] = grad
+        for r in range(R):
+            for j in range(d):
+                back[r, j] = grad[r, j]
     w = items.shape[1]
     raw = np.empty((R, w), dtype=np.float32)  # weighted sums of the items before the map
     sums = np.empty((R, d), dtype=np.float32)  # and after it

@@ -44,25 +44,26 @@ class RowRead:
     Attributes:
         ids: `[n]` rows of the table.
         leaf: `[m, ≥ d]` what the towers saw, a leaf of autograd's graph: its gradient is theirs.
-        bags: `[n]` row of `leaf` that each id was added to; None where every id has its own.
+        sizes: `[m]` how many consecutive ids each row of `leaf` is the mean of; None where every
+            id has its own.
         columns: Those of `leaf` that are of this table; others are of tables read beside it.
     """
 
     ids: Tensor
     leaf: Tensor
-    bags: Tensor | None = None
+    sizes: Tensor | None = None
     columns: slice = field(default_factory=lambda: slice(None))
 
     @property
     def gradient(self) -> Tensor | None:
-        """`[m, d]` gradient of the rows or of their sums; None where there is none."""
+        """`[m, d]` gradient of the rows or of their means; None where there is none."""
         return None if self.leaf.grad is None else self.leaf.grad[:, self.columns]
 
 
 def sum_gradients(reads: Sequence[RowRead], padding_row: int | None) -> tuple[Tensor, Tensor]:
     """Distinct rows `[n]` of reads, and the sum of their gradients `[n, d]`, in plain torch."""
     ids = torch.cat([read.ids for read in reads])
-    gradients = torch.cat([_of_each_id(read) for read in reads])
+    gradients = torch.cat([gradient_of_each_id(read) for read in reads])
     if padding_row is not None:
         real = (ids != padding_row).nonzero().squeeze(1)
         ids, gradients = ids[real], gradients.index_select(0, real)
@@ -71,10 +72,22 @@ def sum_gradients(reads: Sequence[RowRead], padding_row: int | None) -> tuple[Te
     return rows, total.index_add_(0, where, gradients)
 
 
-def _of_each_id(read: RowRead) -> Tensor:
+def _shares(read: RowRead) -> Tensor:
+    """`[m, ≥ d]` gradient of one id for each row of the leaf; of means, in the table's columns."""
+    if read.sizes is None:
+        assert read.leaf.grad is not None
+        return read.leaf.grad
     gradient = read.gradient
     assert gradient is not None
-    return gradient if read.bags is None else gradient.index_select(0, read.bags)
+    return gradient / read.sizes.clamp(min=1).unsqueeze(1)
+
+
+def gradient_of_each_id(read: RowRead) -> Tensor:
+    """`[n, d]` gradient of each id of a read."""
+    if read.sizes is None:
+        assert read.gradient is not None
+        return read.gradient
+    return _shares(read).repeat_interleave(read.sizes, dim=0)
 
 
 class AdamRates(NamedTuple):
@@ -165,14 +178,15 @@ class RowUpdates:
             self._make_room(max(2 * num_ids, FEWEST_IDS), dim)
         self._places.fill(-1)
         # `_sources` point into these until the next call.
-        self._gradients = [array(read.leaf.grad) for read in reads if read.leaf.grad is not None]
+        self._gradients = [array(_shares(read)) for read in reads]
         padding = -1 if self.padding_row is None else self.padding_row
         none, count = np.empty(0, dtype=np.int64), 0
         for read, gradient in zip(reads, self._gradients, strict=True):
+            sizes = none if read.sizes is None else array(read.sizes)
+            column = 0 if read.sizes is not None else read.columns.start or 0
             count = _add_read(
-                array(read.ids), none if read.bags is None else array(read.bags), gradient,
-                read.columns.start or 0, padding, num_rows, self._places, self._rows,
-                self._sources, self._totals, count,
+                array(read.ids), sizes, gradient, column, padding, num_rows,
+                self._places, self._rows, self._sources, self._totals, count,
             )  # fmt: skip
             if count < 0:
                 raise IndexError(f"ids of a read must be rows of the table, 0 to {num_rows - 1}")
@@ -193,7 +207,7 @@ def _compilable(*tables: Tensor) -> bool:
 @compiled
 def _add_read(
     ids: Array,
-    bags: Array,
+    sizes: Array,
     gradient: Array,
     column: int,
     padding: int,
@@ -210,7 +224,7 @@ def _add_read(
 
     Args:
         ids: `[n]` rows of the table.
-        bags: `[n]` rows of `gradient`, or empty where every id has its own.
+        sizes: `[m]` how many ids each row of `gradient` is of, or empty where every id has its own.
         gradient: `[m, ≥ column + d]`.
         column: Its first column that counts.
         padding: Row to leave out, or −1.
@@ -223,12 +237,19 @@ def _add_read(
         count: Number of rows so far.
 
     Returns:
-        The number of rows; −1 for an id or a bag that is out of range.
+        The number of rows; −1 for an id that is out of range, or sizes that do not add up.
     """
     d, last_bits = totals.shape[1], places.shape[0] - 1
+    bag, left = -1, 0
     for n in range(ids.shape[0]):
-        row, bag = ids[n], bags[n] if bags.shape[0] else n
-        if not (0 <= row < num_rows and 0 <= bag < gradient.shape[0]):
+        row = ids[n]
+        while left == 0:
+            bag += 1
+            if bag >= gradient.shape[0]:
+                return -1
+            left = sizes[bag] if sizes.shape[0] else 1
+        left -= 1
+        if not 0 <= row < num_rows:
             return -1
         if row == padding:
             continue

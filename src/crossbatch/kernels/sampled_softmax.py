@@ -67,6 +67,8 @@ class Columns:
 
     def rows(self, start: int, stop: int) -> Columns:
         """The same columns, for some of the rows."""
+        if start == 0 and stop == self.row_keys.shape[0]:
+            return self
         return Columns(
             self.log_q,
             self.own_log_q[start:stop],
@@ -379,7 +381,9 @@ def _softmax_rows(
 def _drop_matches(block: Array, row_keys: Array, column_keys: Array) -> None:
     """−inf where a column carries the row's key; rows are chained by the last bits of theirs."""
     last_bits = BUCKETS - 1
-    head = np.full(BUCKETS, -1, dtype=np.int32)
+    head = np.empty(BUCKETS, dtype=np.int32)
+    for bucket in range(BUCKETS):
+        head[bucket] = -1
     following = np.empty(row_keys.shape[0], dtype=np.int32)
     for r in range(row_keys.shape[0]):
         bucket = row_keys[r] & last_bits

@@ -256,7 +256,8 @@ def _catch_up(
         weight, first, second = w[row], m[row], v[row]
         if total[0] > 0 and start < flat_from:
             _move_early(weight, first, second, total, epsilon, start, gap, sums, decay)
-            total[:] = 0
+            for k in range(total.shape[0]):
+                total[k] = 0
         b, A, S2, S3 = _around_mean(total)
         for k in range(weight.shape[0]):
             mean, square = first[k], second[k]

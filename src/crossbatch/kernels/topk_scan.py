@@ -77,7 +77,8 @@ def _scan(
     n, K, B = tile.shape
     count = 0
     for first in range(0, n, group):
-        best[:] = tile[first, 0]
+        for b in range(B):
+            best[b] = tile[first, 0, b]
         for i in range(first, first + group):
             for k in range(K):
                 line = tile[i, k]

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from crossbatch.kernels.large_pages import on_large_pages
 from crossbatch.kernels.row_updates import RowRead
+from crossbatch.kernels.table_rows import gather_rows, mean_rows
 
 from .checks import check_at_least_one
 
@@ -128,18 +129,11 @@ def read_side_by_side(lookups: Sequence[tuple[EmbeddingTable, Tensor]]) -> Tenso
     """
     if any(table.row_optimizer is None for table, _ in lookups):
         return torch.cat([table(ids) for table, ids in lookups], dim=-1)
-    weights = [table.weight.detach() for table, _ in lookups]
-    width = sum([weight.shape[1] for weight in weights])
-    rows = weights[0].new_empty(len(lookups[0][1]), width)
-    reads, first = [], 0
-    for (table, ids), weight in zip(lookups, weights, strict=True):
+    for table, ids in lookups:
         assert table.row_optimizer is not None
         table.row_optimizer.before_read(ids)
-        torch.index_select(weight, 0, ids, out=rows.narrow(1, first, weight.shape[1]))
-        reads.append((table, RowRead(ids, rows, None, slice(first, first + weight.shape[1]))))
-        first += weight.shape[1]
-    for table, read in reads:
-        table.remember(read)
+    rows = gather_rows([table.weight.detach() for table, _ in lookups], [ids for _, ids in lookups])
+    _remember(lookups, rows, None)
     return rows
 
 
@@ -152,21 +146,25 @@ def mean_side_by_side(lookups: Sequence[tuple[EmbeddingTable, Tensor]], offsets:
     """
     if any(table.row_optimizer is None for table, _ in lookups):
         return torch.cat([table.mean(ids, offsets) for table, ids in lookups], dim=-1)
-    sums = []
     for table, ids in lookups:
         assert table.row_optimizer is not None
         table.row_optimizer.before_read(ids)
-        sums.append(functional.embedding_bag(ids, table.weight.detach(), offsets, mode="sum"))
-    leaf = sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
     num_ids = lookups[0][1].shape[0]
     sizes = offsets.diff(append=offsets.new_tensor([num_ids]))  # [N]
-    rows = torch.arange(len(sizes), device=offsets.device)
-    bags = rows.repeat_interleave(sizes, output_size=num_ids)
+    weights = [table.weight.detach() for table, _ in lookups]
+    means = mean_rows(weights, [ids for _, ids in lookups], offsets)
+    _remember(lookups, means, sizes)
+    return means
+
+
+def _remember(
+    lookups: Sequence[tuple[EmbeddingTable, Tensor]], leaf: Tensor, sizes: Tensor | None
+) -> None:
+    """Tell the optimisers of tables that were read into one leaf, row by row or in bags."""
     first = 0
     for table, ids in lookups:
-        table.remember(RowRead(ids, leaf, bags, slice(first, first + table.dim)))
+        table.remember(RowRead(ids, leaf, sizes, slice(first, first + table.dim)))
         first += table.dim
-    return leaf / sizes.clamp(min=1).unsqueeze(1)
 
 
 def set_sparse(module: nn.Module, sparse: bool) -> None:

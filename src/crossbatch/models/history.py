@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from crossbatch.kernels.history_mean import history_mean
-from crossbatch.kernels.ragged import lengths, pad
+from crossbatch.kernels.ragged import lengths, pad, real_entries
 
 from .row_noise import uniform_rows
 
@@ -81,8 +81,7 @@ class PaddedHistory(History):
 
 def real_items(history: Tensor) -> tuple[Tensor, Tensor]:
     """The item ids of histories `[B, L]` end to end `[P]`, and where each history ends `[B]`."""
-    mask = history != 0
-    return history[mask], mask.sum(dim=1).cumsum(dim=0)
+    return real_entries(history)
 
 
 def drop_items(history: Tensor, rate: float) -> Tensor:

@@ -6,7 +6,6 @@ the ranks exchange reads, and each applies all of them to its own copy of the ta
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -35,12 +34,12 @@ def share_reads(ranks: Ranks, tables: Sequence[RowOptimizer]) -> None:
 
 def _joined(ranks: Ranks, reads: list[RowRead]) -> list[RowRead]:
     """Each read followed by the other ranks' reads of the same call."""
-    numbers = [part for read in reads for part in (read.ids, read.bags) if part is not None]
+    numbers = [part for read in reads for part in (read.ids, read.sizes) if part is not None]
     gradients = [cast("Tensor", read.gradient) for read in reads]
-    sizes = torch.tensor(
+    numels = torch.tensor(
         [tensor.numel() for tensor in (*numbers, *gradients)], device=gradients[0].device
     )
-    all_sizes = [each.tolist() for each in ranks.collect(sizes)]
+    all_sizes = [each.tolist() for each in ranks.collect(numels)]
     split = len(numbers)
     all_numbers = _exchanged(ranks, numbers, [each[:split] for each in all_sizes])
     all_gradients = _exchanged(ranks, gradients, [each[split:] for each in all_sizes])
@@ -48,17 +47,14 @@ def _joined(ranks: Ranks, reads: list[RowRead]) -> list[RowRead]:
     for i, read in enumerate(reads):
         ids = torch.cat([mine[place] for mine in all_numbers])
         rows = [mine[i].view(-1, gradients[i].shape[1]) for mine in all_gradients]
-        bags = None
-        if read.bags is not None:
-            # Numbers of the sums that rows went into, counted through all ranks.
-            starts = accumulate((len(part) for part in rows), initial=0)
-            numbered = zip((mine[place + 1] for mine in all_numbers), starts, strict=False)
-            bags = torch.cat([each + start for each, start in numbered])
-        place += 1 if read.bags is None else 2
+        sizes = None
+        if read.sizes is not None:
+            sizes = torch.cat([mine[place + 1] for mine in all_numbers])
+        place += 1 if read.sizes is None else 2
         gradient = torch.cat(rows)
         leaf = torch.empty_like(gradient).requires_grad_()  # for its gradient alone
         leaf.grad = gradient
-        joined.append(RowRead(ids, leaf, bags))
+        joined.append(RowRead(ids, leaf, sizes))
     return joined
 
 

@@ -1,0 +1,124 @@
+"""Rows of embedding tables side by side: each on its own, or averaged over bags of ids.
+
+Rows lie anywhere in tables larger than any cache. The compiled forms request a row a little before
+it is needed, and write rows of several tables into one tensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from crossbatch.kernels.compiler import Array, array, compiled, intrinsic, np, usable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+AHEAD = 16  # rows requested before they are needed
+LINE = 16  # float32 values of a cache line
+
+prefetch_line, copy = intrinsic("prefetch_line"), intrinsic("copy")
+
+
+def gather_definition(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> Tensor:
+    """As `gather_rows`."""
+    return torch.cat(
+        [table.index_select(0, own) for table, own in zip(tables, ids, strict=True)], 1
+    )
+
+
+def gather_rows(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> Tensor:
+    """Rows `[n, Σ d]` of tables `[R_i, d_i]`, each at ids `[n]` of its own. No gradient."""
+    if not _usable(tables, ids):
+        return gather_definition(tables, ids)
+    rows = torch.empty(ids[0].shape[0], sum([table.shape[1] for table in tables]))
+    if not _gather(_arrays(tables), _arrays(ids), rows.numpy()):
+        raise IndexError(f"ids must be rows of tables of {[len(table) for table in tables]} rows")
+    return rows
+
+
+def mean_definition(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) -> Tensor:
+    """As `mean_rows`."""
+    means = [
+        functional.embedding_bag(own, table, offsets, mode="mean")
+        for table, own in zip(tables, ids, strict=True)
+    ]
+    return torch.cat(means, dim=1)
+
+
+def mean_rows(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) -> Tensor:
+    """Mean rows `[B, Σ d]` over bags of ids; zeros for an empty bag. No gradient.
+
+    Args:
+        tables: `[R_i, d_i]`.
+        ids: `[n]` rows of each table.
+        offsets: `[B]` where each bag begins.
+    """
+    if not _usable(tables, ids):
+        return mean_definition(tables, ids, offsets)
+    means = torch.empty(offsets.shape[0], sum([table.shape[1] for table in tables]))
+    if not _means(_arrays(tables), _arrays(ids), array(offsets), means.numpy()):
+        raise IndexError(
+            f"ids must be rows of tables of {[len(table) for table in tables]} rows, and offsets "
+            f"rise from 0 to at most {ids[0].shape[0]}"
+        )
+    return means
+
+
+def _usable(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> bool:
+    alike = len({table.dtype for table in tables}) == 1 and len({len(own) for own in ids}) == 1
+    return alike and tables[0].dtype == torch.float32 and usable(*tables, *ids)
+
+
+def _arrays(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    return tuple([array(tensor) for tensor in tensors])
+
+
+@compiled
+def _gather(tables: Any, ids: Any, rows: Array) -> bool:
+    """Copy rows next to each other; False for an id that is out of range."""
+    first = 0
+    for i in range(len(tables)):
+        table, own = tables[i], ids[i]
+        for n in range(own.shape[0]):
+            if n + AHEAD < own.shape[0]:
+                for k in range(0, table.shape[1], LINE):
+                    prefetch_line(table, own[n + AHEAD], k)
+            if not 0 <= own[n] < table.shape[0]:
+                return False
+            copy(table[own[n]], rows[n, first : first + table.shape[1]])
+        first += table.shape[1]
+    return True
+
+
+@compiled
+def _means(tables: Any, ids: Any, offsets: Array, means: Array) -> bool:
+    """Write mean rows next to each other; False for an id or an offset that is out of range."""
+    B, first = offsets.shape[0], 0
+    for i in range(len(tables)):
+        table, own, d = tables[i], ids[i], tables[i].shape[1]
+        for b in range(B):
+            start = offsets[b]
+            stop = offsets[b + 1] if b + 1 < B else own.shape[0]
+            if not 0 <= start <= stop <= own.shape[0]:
+                return False
+            total = means[b, first : first + d]
+            for k in range(d):
+                total[k] = 0
+            for n in range(start, stop):
+                if n + AHEAD < own.shape[0]:
+                    for k in range(0, d, LINE):
+                        prefetch_line(table, own[n + AHEAD], k)
+                if not 0 <= own[n] < table.shape[0]:
+                    return False
+                row = table[own[n]]
+                for k in range(d):
+                    total[k] += row[k]
+            share = np.float32(1) / np.float32(max(stop - start, 1))
+            for k in range(d):
+                total[k] *= share
+        first += d
+    return True
