@@ -77,8 +77,8 @@ test-oldest: $(VENV)-oldest/.ready  ## the fast tests with the oldest dependenci
 	$(VENV)-oldest/bin/python -m pytest -q -n 2 -m "not slow" -W ignore::DeprecationWarning $(OLDEST_TESTS)
 
 # Where the dependencies' own interfaces are used; the rest would repeat what .venv has shown.
-OLDEST_TESTS = $(addprefix tests/,negatives/test_softmax_kernel.py retrieval evaluation reports test_config.py data/readers \
-	data/prepare/test_prepare.py training/test_run.py training/test_optimizer.py serving/bundle/test_export.py serving/server/test_server.py cli/test_train.py)
+OLDEST_TESTS = $(addprefix tests/,kernels retrieval evaluation reports test_config.py data/readers \
+	data/prepare/test_prepare.py training/test_run.py training/optimizers serving/bundle/test_export.py serving/server/test_server.py cli/test_train.py)
 
 $(VENV)-oldest/.ready: pyproject.toml constraints-oldest.txt
 	rm -rf $(VENV)-oldest
