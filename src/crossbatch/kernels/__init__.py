@@ -36,7 +36,7 @@ OPS = {
     "history_mean": Operation(history_mean.history_mean, history_mean.definition),
     "gather_rows": Operation(table_rows.gather_rows, table_rows.gather_definition),
     "known_columns": Operation(known_columns.known_columns, known_columns.definition),
-    "mean_rows": Operation(table_rows.mean_rows, table_rows.mean_definition),
+    "sum_rows": Operation(table_rows.sum_rows, table_rows.sum_definition),
     "routed_interests": Operation(routing.routed_interests, routing.definition),
     "sampled_softmax": Operation(sampled_softmax.sampled_softmax, sampled_softmax.definition),
     "scores_above": Operation(topk_scan.scores_above, topk_scan.definition),

@@ -114,11 +114,12 @@ def usable(*tensors: Tensor) -> bool:
     They must be on a CPU, float32, int64 or bool; under `torch.compile`, `torch.export` and
     autocast the plain definition is what is traced.
     """
-    if _switched_off or not HAS_NUMBA or torch.compiler.is_compiling():
+    if _switched_off or not HAS_NUMBA or not available():
         return False
-    if torch.is_autocast_enabled("cpu"):
-        return False
-    return all(t.is_cpu and t.dtype in PLAIN_TYPES for t in tensors) and available()
+    for tensor in tensors:
+        if not tensor.is_cpu or tensor.dtype not in PLAIN_TYPES:
+            return False
+    return not (torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"))
 
 
 @contextmanager
@@ -134,7 +135,9 @@ def switched_off() -> Iterator[None]:
 
 def array(tensor: Tensor) -> Array:
     """The tensor as a NumPy array without gaps: its own memory, or a copy where it has some."""
-    return tensor.detach().contiguous().numpy()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return (tensor if tensor.is_contiguous() else tensor.contiguous()).numpy()
 
 
 def check_ids(**ids: Tensor) -> None:

@@ -44,7 +44,7 @@ class RowRead:
     Attributes:
         ids: `[n]` rows of the table.
         leaf: `[m, ≥ d]` what the towers saw, a leaf of autograd's graph: its gradient is theirs.
-        sizes: `[m]` how many consecutive ids each row of `leaf` is the mean of; None where every
+        sizes: `[m]` how many consecutive ids each row of `leaf` is the sum of; None where every
             id has its own.
         columns: Those of `leaf` that are of this table; others are of tables read beside it.
     """
@@ -56,7 +56,7 @@ class RowRead:
 
     @property
     def gradient(self) -> Tensor | None:
-        """`[m, d]` gradient of the rows or of their means; None where there is none."""
+        """`[m, d]` gradient of the rows or of their sums; None where there is none."""
         return None if self.leaf.grad is None else self.leaf.grad[:, self.columns]
 
 
@@ -72,22 +72,11 @@ def sum_gradients(reads: Sequence[RowRead], padding_row: int | None) -> tuple[Te
     return rows, total.index_add_(0, where, gradients)
 
 
-def _shares(read: RowRead) -> Tensor:
-    """`[m, ≥ d]` gradient of one id for each row of the leaf; of means, in the table's columns."""
-    if read.sizes is None:
-        assert read.leaf.grad is not None
-        return read.leaf.grad
-    gradient = read.gradient
-    assert gradient is not None
-    return gradient / read.sizes.clamp(min=1).unsqueeze(1)
-
-
 def gradient_of_each_id(read: RowRead) -> Tensor:
     """`[n, d]` gradient of each id of a read."""
-    if read.sizes is None:
-        assert read.gradient is not None
-        return read.gradient
-    return _shares(read).repeat_interleave(read.sizes, dim=0)
+    gradient = read.gradient
+    assert gradient is not None
+    return gradient if read.sizes is None else gradient.repeat_interleave(read.sizes, dim=0)
 
 
 class AdamRates(NamedTuple):
@@ -178,12 +167,12 @@ class RowUpdates:
             self._make_room(max(2 * num_ids, FEWEST_IDS), dim)
         self._places.fill(-1)
         # `_sources` point into these until the next call.
-        self._gradients = [array(_shares(read)) for read in reads]
+        self._gradients = [array(read.leaf.grad) for read in reads if read.leaf.grad is not None]
         padding = -1 if self.padding_row is None else self.padding_row
         none, count = np.empty(0, dtype=np.int64), 0
         for read, gradient in zip(reads, self._gradients, strict=True):
             sizes = none if read.sizes is None else array(read.sizes)
-            column = 0 if read.sizes is not None else read.columns.start or 0
+            column = read.columns.start or 0
             count = _add_read(
                 array(read.ids), sizes, gradient, column, padding, num_rows,
                 self._places, self._rows, self._sources, self._totals, count,

@@ -79,12 +79,18 @@ class SkippedSteps:
         self.decay = self._ratio ** torch.arange(horizon, dtype=torch.float64)[:, None]
         self.sums = torch.zeros(0, len(POWERS), dtype=torch.float64)
         self.alpha = self.h = torch.zeros(0, dtype=torch.float64)
+        self._rates: list[tuple[float, float]] = []
 
     def reach(self, step: int) -> None:
         """Let the tables cover starts up to `step`."""
         if step >= len(self.sums):
             start = len(self.sums)
             self._grow(start, max(step + 1, 2 * start, BLOCK))
+
+    def rates(self, step: int) -> tuple[float, float]:
+        """α and h of a step."""
+        self.reach(step)
+        return self._rates[step]
 
     def catch_up(
         self, ids: Tensor, weight: Tensor, first: Tensor, second: Tensor, touched: Tensor, step: int
@@ -118,6 +124,7 @@ class SkippedSteps:
         steps[0] = 1.0  # there is no step 0; any value will do
         self.alpha = self._rate(steps) / (1 - self.betas[0] ** steps)
         self.h = 1 / (1 - self.betas[1] ** steps).sqrt()
+        self._rates = list(zip(self.alpha.tolist(), self.h.tolist(), strict=True))
         powers = torch.tensor(POWERS, dtype=torch.float64)
         terms = self.alpha[:, None] * self.h[:, None] ** powers
         sums = torch.zeros(stop + horizon, len(POWERS), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Rows of embedding tables side by side: each on its own, or averaged over bags of ids.
+"""Rows of embedding tables side by side: each on its own, or added up over bags of ids.
 
 Rows lie anywhere in tables larger than any cache. The compiled forms request a row a little before
 it is needed, and write rows of several tables into one tensor.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crossbatch.kernels.compiler import Array, array, compiled, intrinsic, np, usable
+from crossbatch.kernels.compiler import Array, array, compiled, intrinsic, usable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,17 +40,17 @@ def gather_rows(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> Tensor:
     return rows
 
 
-def mean_definition(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) -> Tensor:
-    """As `mean_rows`."""
-    means = [
-        functional.embedding_bag(own, table, offsets, mode="mean")
+def sum_definition(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) -> Tensor:
+    """As `sum_rows`."""
+    sums = [
+        functional.embedding_bag(own, table, offsets, mode="sum")
         for table, own in zip(tables, ids, strict=True)
     ]
-    return torch.cat(means, dim=1)
+    return torch.cat(sums, dim=1)
 
 
-def mean_rows(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) -> Tensor:
-    """Mean rows `[B, Σ d]` over bags of ids; zeros for an empty bag. No gradient.
+def sum_rows(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) -> Tensor:
+    """Sums of rows `[B, Σ d]` over bags of ids; zeros for an empty bag. No gradient.
 
     Args:
         tables: `[R_i, d_i]`.
@@ -58,14 +58,14 @@ def mean_rows(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) 
         offsets: `[B]` where each bag begins.
     """
     if not _usable(tables, ids):
-        return mean_definition(tables, ids, offsets)
-    means = torch.empty(offsets.shape[0], sum([table.shape[1] for table in tables]))
-    if not _means(_arrays(tables), _arrays(ids), array(offsets), means.numpy()):
+        return sum_definition(tables, ids, offsets)
+    sums = torch.empty(offsets.shape[0], sum([table.shape[1] for table in tables]))
+    if not _sums(_arrays(tables), _arrays(ids), array(offsets), sums.numpy()):
         raise IndexError(
             f"ids must be rows of tables of {[len(table) for table in tables]} rows, and offsets "
             f"rise from 0 to at most {ids[0].shape[0]}"
         )
-    return means
+    return sums
 
 
 def _usable(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> bool:
@@ -95,8 +95,8 @@ def _gather(tables: Any, ids: Any, rows: Array) -> bool:
 
 
 @compiled
-def _means(tables: Any, ids: Any, offsets: Array, means: Array) -> bool:
-    """Write mean rows next to each other; False for an id or an offset that is out of range."""
+def _sums(tables: Any, ids: Any, offsets: Array, sums: Array) -> bool:
+    """Write sums of rows next to each other; False for an id or an offset that is out of range."""
     B, first = offsets.shape[0], 0
     for i in range(len(tables)):
         table, own, d = tables[i], ids[i], tables[i].shape[1]
@@ -105,7 +105,7 @@ def _means(tables: Any, ids: Any, offsets: Array, means: Array) -> bool:
             stop = offsets[b + 1] if b + 1 < B else own.shape[0]
             if not 0 <= start <= stop <= own.shape[0]:
                 return False
-            total = means[b, first : first + d]
+            total = sums[b, first : first + d]
             for k in range(d):
                 total[k] = 0
             for n in range(start, stop):
@@ -117,8 +117,5 @@ def _means(tables: Any, ids: Any, offsets: Array, means: Array) -> bool:
                 row = table[own[n]]
                 for k in range(d):
                     total[k] += row[k]
-            share = np.float32(1) / np.float32(max(stop - start, 1))
-            for k in range(d):
-                total[k] *= share
         first += d
     return True

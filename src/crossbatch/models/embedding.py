@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from crossbatch.kernels.large_pages import on_large_pages
 from crossbatch.kernels.row_updates import RowRead
-from crossbatch.kernels.table_rows import gather_rows, mean_rows
+from crossbatch.kernels.table_rows import gather_rows, sum_rows
 
 from .checks import check_at_least_one
 
@@ -152,9 +152,9 @@ def mean_side_by_side(lookups: Sequence[tuple[EmbeddingTable, Tensor]], offsets:
     num_ids = lookups[0][1].shape[0]
     sizes = offsets.diff(append=offsets.new_tensor([num_ids]))  # [N]
     weights = [table.weight.detach() for table, _ in lookups]
-    means = mean_rows(weights, [ids for _, ids in lookups], offsets)
-    _remember(lookups, means, sizes)
-    return means
+    sums = sum_rows(weights, [ids for _, ids in lookups], offsets)
+    _remember(lookups, sums, sizes)
+    return sums / sizes.clamp(min=1).unsqueeze(1)
 
 
 def _remember(

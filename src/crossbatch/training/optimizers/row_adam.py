@@ -118,8 +118,7 @@ class RowAdam(RowOptimizer):
 
     def _rates(self, step: int) -> AdamRates:
         beta1, beta2 = self.betas
-        self._skipped.reach(step)
-        alpha, h = self._skipped.alpha[step].item(), self._skipped.h[step].item()
+        alpha, h = self._skipped.rates(step)
         lr = alpha * (1 - beta1**step)
         shrink = 1 - lr * self.weight_decay
         return AdamRates(alpha, 1 - beta1, beta2, 1 - beta2, h, self.eps, shrink)
