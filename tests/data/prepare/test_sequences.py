@@ -88,3 +88,27 @@ def test_mix_is_splitmix64() -> None:
     start = 1234567 - 0x9E3779B97F4A7C15 * 0
     numbers = np.array([start, (start + 0x9E3779B97F4A7C15) % 2**64], dtype=np.uint64)
     assert mix(numbers, 0).tolist() == [6457827717110365317, 3203168211198807973]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(5, 9), st.integers(-3, 3), st.integers(0, 2)), min_size=0, max_size=40
+    ),
+    st.sampled_from([1, 86_400_000_000, 2**58]),
+)
+def test_packed_order_is_the_plain_one(rows: list[tuple[int, int, int]], unit: int) -> None:
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    users, times, ties = (
+        columns[0].astype(np.int32),
+        columns[1] * unit,
+        columns[2].astype(np.uint64),
+    )
+    expected = np.lexsort((ties, times, users))
+    assert sequences.sort_order(users, times, ties).tolist() == expected.tolist()
+
+
+def test_times_too_wide_to_pack_are_sorted_plainly() -> None:
+    rng = np.random.default_rng(0)
+    users, times = rng.integers(10**6, size=500), rng.integers(2**60, size=500)
+    order = sequences.sort_order(users, times, np.zeros(500, dtype=np.uint64))
+    assert order.tolist() == np.lexsort((times, users)).tolist()

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 
 from crossbatch.data.dataset.arrays import ArrayWriter, offsets_of, user_runs
 
@@ -27,6 +26,9 @@ BUCKET_ROWS = 1 << 20
 COLUMNS = {"user": np.int32, "item": np.int32, "time": np.int64, "tie": np.uint64}
 
 TIE_RULES = ("shuffle", "stable", "item")  # order of one user's interactions of one moment
+
+
+PACKED_BITS = 64  # of a number that rows are sorted by
 
 
 def mix(numbers: np.ndarray, seed: int) -> np.ndarray:
@@ -60,8 +62,9 @@ def write_sequences(
 
     def ordered() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for number, bucket in enumerate(buckets, start=1):
-            rows = pl.DataFrame(bucket.take()).sort("user", "time", "tie", maintain_order=True)
-            yield rows["item"].to_numpy(), rows["time"].to_numpy()
+            columns = bucket.take()
+            order = sort_order(columns["user"], columns["time"], columns["tie"])
+            yield columns["item"][order], columns["time"][order]
             progress("sorting", log.rows + log.rows * number // len(buckets), 2 * log.rows)
 
     save_sequences(folder, offsets, ordered())
@@ -136,3 +139,35 @@ def _fill_buckets(
     ends = np.cumsum(np.bincount(number, minlength=len(buckets)))
     for bucket, (start, end) in zip(buckets, pairwise([0, *ends.tolist()]), strict=True):
         bucket.put({name: column[start:end] for name, column in columns.items()})
+
+
+def sort_order(users: np.ndarray, times: np.ndarray, ties: np.ndarray) -> np.ndarray:
+    """Return what `np.lexsort((ties, times, users))` does, several times faster.
+
+    User, time and as much of the tie as there is room for are packed into one number; only rows
+    that are equal in it, a handful, are compared in full.  Shapes `[n]`.
+    """
+    if not len(users):
+        return np.zeros(0, dtype=np.int64)
+    since = _in_coarse_units(times - times.min())
+    rows = (users - users.min()).astype(np.uint64)
+    width = [int(column.max()).bit_length() for column in (rows, since, ties)]
+    room = PACKED_BITS - width[0] - width[1]
+    if room < 0:
+        return np.lexsort((ties, times, users))
+    kept = min(room, width[2])
+    packed = (rows << np.uint64(width[1])) | since.astype(np.uint64)
+    packed = (packed << np.uint64(kept)) | (ties >> np.uint64(width[2] - kept))
+    order = np.argsort(packed)
+    packed = packed[order]
+    equal = packed[1:] == packed[:-1]
+    alike = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
+    inside = order[alike]
+    order[alike] = inside[np.lexsort((inside, ties[inside], packed[alike]))]
+    return order
+
+
+def _in_coarse_units(since: np.ndarray) -> np.ndarray:
+    """Divide by the unit that all numbers share (seconds, days …): fewer bits say the same."""
+    unit = max(int(np.gcd.reduce(since[:10_000])), 1)  # of a sample, for it is slow
+    return since // unit if unit > 1 and not (since % unit).any() else since
