@@ -147,3 +147,12 @@ def check_ids(**ids: Tensor) -> None:
             raise ValueError(
                 f"{name} must be one row of int64, got {value.dtype} of shape {list(value.shape)}"
             )
+
+
+def refuse_second_derivative(name: str) -> None:
+    """Raise `RuntimeError` in a backward pass that is itself to be differentiated."""
+    if torch.is_grad_enabled():  # create_graph=True
+        raise RuntimeError(
+            f"{name} has no second derivative; leave create_graph=False, or use its definition in "
+            "crossbatch.kernels"
+        )

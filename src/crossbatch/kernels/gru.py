@@ -18,9 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crossbatch.kernels.compiler import Array, array, check_ids, compiled, intrinsic, np, usable
+from crossbatch.kernels.compiler import (
+    Array,
+    array,
+    check_ids,
+    compiled,
+    intrinsic,
+    np,
+    refuse_second_derivative,
+    usable,
+)
 from crossbatch.kernels.ragged import are_stops, pad
-from crossbatch.kernels.sampled_softmax import refuse_second_derivative
 
 product, product_t = intrinsic("product"), intrinsic("product_t")
 t_product = intrinsic("t_product")

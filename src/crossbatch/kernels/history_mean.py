@@ -7,9 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crossbatch.kernels.compiler import Array, array, check_ids, compiled, intrinsic, np, usable
+from crossbatch.kernels.compiler import (
+    Array,
+    array,
+    check_ids,
+    compiled,
+    intrinsic,
+    np,
+    refuse_second_derivative,
+    usable,
+)
 from crossbatch.kernels.ragged import are_stops, check_stops, lengths
-from crossbatch.kernels.sampled_softmax import refuse_second_derivative
 
 copy = intrinsic("copy")
 

@@ -19,10 +19,10 @@ from crossbatch.kernels.compiler import (
     compiled_reordered,
     intrinsic,
     np,
+    refuse_second_derivative,
     usable,
 )
 from crossbatch.kernels.ragged import are_stops, pad
-from crossbatch.kernels.sampled_softmax import refuse_second_derivative
 
 product, product_t = intrinsic("product"), intrinsic("product_t")
 t_product, exponential = intrinsic("t_product"), intrinsic("exponential")

@@ -29,6 +29,7 @@ from crossbatch.kernels.compiler import (
     inlined,
     intrinsic,
     np,
+    refuse_second_derivative,
     usable,
 )
 
@@ -324,15 +325,6 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
-
-
-def refuse_second_derivative(name: str) -> None:
-    """Raise `RuntimeError` in a backward pass that is itself to be differentiated."""
-    if torch.is_grad_enabled():  # create_graph=True
-        raise RuntimeError(
-            f"{name} has no second derivative; leave create_graph=False, or use its definition in "
-            "crossbatch.kernels"
-        )
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:

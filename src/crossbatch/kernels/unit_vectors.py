@@ -10,8 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crossbatch.kernels.compiler import Array, array, compiled_reordered, np, usable
-from crossbatch.kernels.sampled_softmax import refuse_second_derivative
+from crossbatch.kernels.compiler import (
+    Array,
+    array,
+    compiled_reordered,
+    np,
+    refuse_second_derivative,
+    usable,
+)
 
 TINY = 1e-8  # a shorter vector has no direction
 
