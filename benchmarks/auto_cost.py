@@ -21,7 +21,7 @@ import torch
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
 from crossbatch.training.auto_sampler import choose_sampler
-from crossbatch.training.build import build_trainer, resolve
+from crossbatch.training.build import build_trainer, draw_batches, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,12 +57,7 @@ def compare(dataset: Dataset, recipe: Recipe, blocks: int, steps: int) -> tuple[
     sides: list[tuple[Trainer, Iterator[Batch], list[float]]] = []
     for chosen in (replace(recipe, sampler={"name": "in_batch"}), advice.applied_to(recipe)):
         trainer = build_trainer(resolve(chosen, dataset), dataset)
-        batches = dataset.batches(
-            recipe.train.batch_size,
-            seed=0,
-            history_length=recipe.train.history_length,
-            later=trainer.mask_later,
-        )
+        batches = draw_batches(recipe.train, dataset, seed=0, later=trainer.mask_later)
         block(trainer, batches, 2 * steps)  # fills banks and warms caches
         sides.append((trainer, batches, []))
     for _ in range(blocks):

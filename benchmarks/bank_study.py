@@ -23,7 +23,7 @@ from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
 from crossbatch.evaluation.runs import RunEvaluator
 from crossbatch.negatives import Candidates, InBatchSampler, MemoryBank
-from crossbatch.training.build import build_sampler, build_trainer
+from crossbatch.training.build import build_sampler, build_trainer, draw_batches
 from variants import RULES as OF_CACHED_COLUMNS
 from variants import Step, balanced
 
@@ -78,10 +78,7 @@ def run(rule: str, recipe: Recipe, dataset: Dataset, steps: int, capacity: int) 
     """Train and measure one rule."""
     learner = Learner(rule, recipe, dataset, capacity)
     model = learner.trainer.model
-    train, evaluator = recipe.train, RunEvaluator(dataset, recipe)
-    batches = dataset.batches(
-        train.batch_size, seed=train.seed, history_length=train.history_length
-    )
+    batches, evaluator = draw_batches(recipe.train, dataset), RunEvaluator(dataset, recipe)
     best, value, state, began = -1.0, -1.0, {}, time.process_time()
     for step in range(1, steps + 1):
         learner.learn(next(batches), use_bank=step > steps // 4)

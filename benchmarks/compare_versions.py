@@ -39,6 +39,9 @@ except ImportError:  # where earlier versions had it
 
 torch.set_num_threads(1)
 dataset, rows = open_dataset(Path(sys.argv[1])), {}
+# older trees draw with the minimum history that the folder was prepared with, and know no other
+known = hasattr(dataset, "prepared_min_history")
+least = {"min_history": dataset.prepared_min_history} if known else {}
 SAMPLERS = {"in_batch": {}, "uniform": {"num_negatives": 1280}, "mixed": {"num_uniform": 1152},
             "cross_batch": {"capacity": 2432, "warmup_steps": 0}}
 TOWERS = {"youtube_dnn": {"hidden": [128]}, "gru4rec": {}, "mind": {"interests": 4}}
@@ -49,9 +52,10 @@ def prepared(model, sampler, batch):
         "model": {"name": model, "dim": 64, "history": "content", "item_features": ["category"],
                   "user_features": [], "item": item, "tower": TOWERS[model]},
         "sampler": {"name": sampler} | SAMPLERS[sampler],
-        "train": {"batch_size": batch, "history_length": 20, "device": "cpu", "adam": "lazy"}})
+        "train": {"batch_size": batch, "history_length": 20, "device": "cpu", "adam": "lazy"}
+                 | least})
     trainer = build_trainer(resolve(recipe, dataset), dataset)
-    batches = dataset.batches(batch, seed=0, history_length=20)
+    batches = dataset.batches(batch, seed=0, history_length=20, **least)
     return lambda: float(trainer.train_step(next(batches)).loss)
 
 for line in sys.stdin:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data import Dataset as TorchDataset
 
-from measure.shape import FULL, TINY, generated
+from measure.shape import FULL, MIN_HISTORY, TINY, generated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,19 +30,17 @@ if TYPE_CHECKING:
     from crossbatch.data import Dataset
 
 OUT = Path(__file__).parent / "out"
-LENGTH, MIN_HISTORY = 20, 4
+LENGTH = 20
 
 
 class Samples(TorchDataset[tuple[int, Tensor, int]]):
     """The usual data set: one user per call, sequences as arrays in memory."""
 
     def __init__(self, dataset: Dataset) -> None:
-        users = np.load(dataset.path / "train_users.npy")
-        ends = np.load(dataset.path / "train_ends.npy")
+        samples = dataset.samples(MIN_HISTORY)
         items = np.array(dataset.items).astype(np.int64)
-        starts = dataset.offsets[users]
-        self.users = users
-        self.sequences = [items[a:b] for a, b in zip(starts, ends, strict=True)]
+        self.users = samples.users
+        self.sequences = [items[a:b] for a, b in zip(samples.starts, samples.ends, strict=True)]
         self.rng = np.random.default_rng(0)
 
     def __len__(self) -> int:
@@ -72,7 +70,7 @@ def main() -> None:
     samples = Samples(dataset)
     print("| B | crossbatch, batches/s | DataLoader, batches/s | ratio |\n|---|---|---|---|")
     for size in arguments.batch_size:
-        ours, theirs = dataset.batches(size, seed=0), loader(samples, size)
+        ours, theirs = dataset.batches(size, seed=0, min_history=MIN_HISTORY), loader(samples, size)
         rates = [
             (rate(ours, 1024 * 128 // size), rate(theirs, 32 * 128 // size))
             for _ in range(arguments.repeats)

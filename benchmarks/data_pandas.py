@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 COLUMNS = ["reviewerID", "asin", "unixReviewTime"]
-MIN_COUNT, MIN_HISTORY = 5, 4
+MIN_COUNT, MIN_HISTORY = 5, 1
 
 
 def load(path: Path) -> pd.DataFrame:

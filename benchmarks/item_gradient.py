@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from crossbatch.negatives import Candidates
-from crossbatch.training.build import build_sampler
+from crossbatch.training.build import build_sampler, draw_batches
 from crossbatch.training.run_folder import SavedRun, open_run
 from variants import RULES, Step
 
@@ -64,7 +64,7 @@ def _squared_mean(total: Tensor, squares: float, n: int) -> float:
 def encoded(run: SavedRun, size: int, draws: int, seed: int) -> list[tuple[Tensor, Candidates]]:
     """Users and positives of `draws` batches."""
     sampler = build_sampler(run.recipe.changed(['sampler={name="in_batch"}']), run.dataset)
-    batches = run.dataset.batches(size, seed=seed, history_length=run.recipe.train.history_length)
+    batches = draw_batches(run.recipe.train, run.dataset, batch_size=size, seed=seed)
     found = []
     with torch.no_grad():
         for _, batch in zip(range(draws), batches, strict=False):

@@ -36,7 +36,7 @@ from measure.environments import ROOT, peer_python
 from peers.summary import BASELINE, METRICS, as_list, markdown, summarise
 
 HERE = Path(__file__).parent
-BATCH_SIZE, HISTORY_LENGTH, DIM = 128, 20, 64
+BATCH_SIZE, HISTORY_LENGTH, MIN_HISTORY, DIM = 128, 20, 4, 64
 SEARCH_SHARE = 4  # learning rates are compared after 1/4 of the budget
 DECIDES = "recall@50"
 
@@ -154,6 +154,7 @@ class Study:
             "train": {
                 "batch_size": BATCH_SIZE,
                 "history_length": HISTORY_LENGTH,
+                "min_history": MIN_HISTORY,
                 "lr": training.lr,
                 "adam": "lazy",
                 "max_steps": training.steps,
@@ -198,12 +199,14 @@ class Study:
         folder = self.out / "exchange"
         if (folder / "item_counts.npy").exists():
             return
-        batches = self.dataset.batches(BATCH_SIZE, seed=self.seed, history_length=HISTORY_LENGTH)
+        batches = self.dataset.batches(
+            BATCH_SIZE, seed=self.seed, history_length=HISTORY_LENGTH, min_history=MIN_HISTORY
+        )
         taken = list(islice(batches, self.steps))
         arrays = {
             "train_history": torch.cat([b.history.int() for b in taken]).numpy(),
             "train_items": torch.cat([b.item_ids.int() for b in taken]).numpy(),
-            "sampler_law": np.array(self.dataset.sampler_law),
+            "sampler_law": np.array(self.dataset.sampling_law(MIN_HISTORY)),
             "item_counts": np.array(self.dataset.item_counts),
         }
         for split in ("valid", "test"):

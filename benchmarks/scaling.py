@@ -96,7 +96,7 @@ def work(data: Path, batch: int, steps: int) -> None:
 
     from crossbatch.config import Recipe
     from crossbatch.data import open_dataset
-    from crossbatch.training.build import build_trainer, resolve
+    from crossbatch.training.build import build_trainer, draw_batches, resolve
     from crossbatch.training.distributed import ranks as messages
     from crossbatch.training.distributed.start import joined
 
@@ -105,7 +105,7 @@ def work(data: Path, batch: int, steps: int) -> None:
     document = {
         "model": {"dim": 64, "item_features": [], "user_features": []},
         "sampler": {"name": "cross_batch", "capacity": 2432, "warmup_steps": 0},
-        "train": {"batch_size": batch, "adam": "lazy"},
+        "train": {"batch_size": batch, "adam": "lazy", "min_history": 4},
     }
     waited = [0.0]
     contact = messages._contact
@@ -126,7 +126,7 @@ def work(data: Path, batch: int, steps: int) -> None:
     with joined() as group:
         recipe = resolve(Recipe.from_dict(document), dataset)
         trainer = build_trainer(recipe, dataset, ranks=group)
-        batches = dataset.batches(batch, seed=0)
+        batches = draw_batches(recipe.train, dataset)
         best = (float("inf"), 0.0, 0.0)
         for _ in range(TURNS + 1):  # the first warms up
             waited[0], wall, cpu = 0.0, time.perf_counter(), time.process_time()

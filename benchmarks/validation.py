@@ -23,6 +23,7 @@ import torch
 
 from crossbatch.config import TrainConfig
 from crossbatch.evaluation import evaluate
+from crossbatch.training.build import draw_batches
 from crossbatch.training.threads import using
 from measure.floor import Shape
 from measure.machine import describe
@@ -42,8 +43,8 @@ CORES = torch.get_num_threads()  # torch's default number of threads
 def measured(model: str, dataset: Dataset, users: tuple[int, ...], rounds: int) -> dict[str, Any]:
     """Median seconds of a step, and of passes over numbers of users on one thread and on all."""
     shape = Shape()
-    chosen = trainer(recipe(model, "cross_batch", shape), dataset)
-    batches = dataset.batches(shape.B, seed=0, history_length=shape.L)
+    setting = recipe(model, "cross_batch", shape)
+    chosen, batches = trainer(setting, dataset), draw_batches(setting.train, dataset)
     counts = np.array(dataset.item_counts)
 
     def steps(count: int) -> None:

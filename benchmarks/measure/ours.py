@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from crossbatch.data import Dataset, open_dataset
+from crossbatch.training.build import draw_batches
 from measure.floor import Shape
 from measure.machine import PROBES, probe
 from measure.shape import MODELS, SAMPLERS, recipe, trainer
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 def prepared(model: str, sampler: str, adam: str, dataset: Dataset) -> Step:
     """One training step with the loading of its batch."""
     shape = Shape()
-    stepping = trainer(recipe(model, sampler, shape, adam=adam), dataset)
-    batches = dataset.batches(shape.B, seed=0, history_length=shape.L)
+    chosen = recipe(model, sampler, shape, adam=adam)
+    stepping, batches = trainer(chosen, dataset), draw_batches(chosen.train, dataset)
     return lambda: stepping.train_step(next(batches))
 
 

@@ -13,7 +13,7 @@ import torch
 
 from measure.environments import peer_python
 from measure.machine import PROBES
-from measure.shape import MODELS, SAMPLERS
+from measure.shape import MIN_HISTORY, MODELS, SAMPLERS
 from measure.workers import Row, Worker
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Run:
         """Write the samples that the peers read."""
         folder = self.out.resolve() / "samples"
         folder.mkdir(exist_ok=True)
-        taken = list(islice(self.dataset.batches(128, seed=0), EXPORTED))
+        taken = list(islice(self.dataset.batches(128, seed=0, min_history=MIN_HISTORY), EXPORTED))
         content = self.dataset.item_features["category"].values
         np.save(folder / "history.npy", torch.cat([b.history for b in taken]).numpy())
         np.save(folder / "items.npy", torch.cat([b.item_ids for b in taken]).numpy())

@@ -24,6 +24,7 @@ MODELS = ("youtube_dnn", "gru4rec", "mind")
 SAMPLERS = ("uniform", "in_batch", "mixed", "cross_batch")
 FULL = {"users": 459_133, "items": 313_966, "interactions": 8_898_041}  # Amazon-Books
 TINY = {"users": 2_000, "items": 4_000, "interactions": 40_000}
+MIN_HISTORY = 4  # as in the paper: it decides how long histories are
 BATCHES_COUNTED = 64  # over which positions and rows are averaged
 
 
@@ -77,6 +78,7 @@ def recipe(model: str, sampler: str, shape: Shape, *, adam: str = "lazy") -> Rec
             "train": {
                 "batch_size": shape.B,
                 "history_length": shape.L,
+                "min_history": MIN_HISTORY,
                 "device": "cpu",
             }
             | tables,
@@ -104,7 +106,7 @@ def _touched(shape: Shape, drawn: int, dataset: Dataset) -> tuple[float, float]:
     """
     generator = torch.Generator().manual_seed(0)
     positions = rows = 0
-    batches = dataset.batches(shape.B, seed=0, history_length=shape.L)
+    batches = dataset.batches(shape.B, seed=0, history_length=shape.L, min_history=MIN_HISTORY)
     for batch in islice(batches, BATCHES_COUNTED):
         history = batch.history[batch.history != 0]
         uniform = torch.randint(1, dataset.num_items + 1, (drawn,), generator=generator)

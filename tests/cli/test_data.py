@@ -77,7 +77,7 @@ def test_every_flag_reaches_the_manifest(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path / "out")
     assert dataset.manifest["options"] == {
         "min_item_count": 2, "min_user_count": 3, "core": True, "split": "user",
-        "valid_share": 0.2, "test_share": 0.3, "ties": "item",
+        "valid_share": 0.2, "test_share": 0.3, "ties": "item", "min_history": 1,
         "cold_items": 0.1, "min_rating": 4.0, "max_bad_lines": 0.02, "seed": 9,
     }  # fmt: skip
     assert dataset.item_features["kind"].num_values == 3

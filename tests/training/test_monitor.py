@@ -9,7 +9,7 @@ from crossbatch.config import Recipe
 from crossbatch.data import PrepareOptions, open_dataset, prepare
 from crossbatch.data.synthetic import SynthOptions, synthetic_source
 from crossbatch.negatives import Candidates
-from crossbatch.training.build import build_trainer, resolve
+from crossbatch.training.build import build_trainer, draw_batches, resolve
 from crossbatch.training.monitor import ALARMS, Monitor
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -22,7 +22,7 @@ def run(dataset, recipe, steps, every):
         trainer, every, lambda event, step, **fields: lines.append((event, step, fields))
     )
     losses = []
-    batches = dataset.batches(recipe.train.batch_size, seed=0)
+    batches = draw_batches(recipe.train, dataset, seed=0)
     for _ in range(steps):
         record = trainer.train_step(next(batches))
         losses.append(float(record.loss))

@@ -187,7 +187,7 @@ def test_own_modules_train_without_subclassing_anything(dataset, recipe):
 
     document = recipe.to_dict() | {"sampler": {"name": "in_batch"}}
     trainer = build_trainer(Recipe.from_dict(document), dataset, Towers())
-    seen = losses(trainer, dataset, 100)
+    seen = losses(trainer, dataset, 300)
     assert sum(seen[-20:]) < sum(seen[:20])
 
 

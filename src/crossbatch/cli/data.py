@@ -67,7 +67,9 @@ def prepare(
     ] = "polars",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-    min_history: Annotated[int | None, typer.Option(hidden=True)] = None,
+    min_history: Annotated[
+        int | None, typer.Option(hidden=True, help="Gone: see train.min_history.")
+    ] = None,
 ) -> None:
     """Turn a raw log into a dataset folder: read, filter, split and encode it.
 

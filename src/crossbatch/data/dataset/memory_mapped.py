@@ -51,9 +51,9 @@ class Dataset:
         try:
             counts = self.manifest["counts"]
             self.num_items, self.num_users = int(counts["items"]), int(counts["users"])
-            # earlier releases prepared for one minimum history, left shorter users out of the
-            # training arrays and stored its sampling law; now both are those of 1
-            self.prepared_min_history = int(self.manifest["options"].get("min_history", 1))
+            # of the stored sampling law: now 1; earlier releases prepared for another one and left
+            # users that were too short for it out of the training arrays
+            self.prepared_min_history = int(self.manifest["options"]["min_history"])
             self._left_out = int(counts["train_users_too_short"])
             self._files = dict(self.manifest["files"].items())
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:

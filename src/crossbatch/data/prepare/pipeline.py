@@ -157,7 +157,8 @@ def _manifest(
                 name: file_checksum(path) for name, path in zip(names, source.files, strict=True)
             },
         },
-        "options": asdict(options),
+        # of the training arrays and the sampling law; earlier releases need the key
+        "options": asdict(options) | {"min_history": 1},
         "counts": {
             "users": len(log.user_keys),
             "items": len(log.item_keys),
