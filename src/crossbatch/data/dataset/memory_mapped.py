@@ -53,7 +53,7 @@ class Dataset:
             self.num_items, self.num_users = int(counts["items"]), int(counts["users"])
             # of the stored sampling law: now 1; earlier releases prepared for another one and left
             # users that were too short for it out of the training arrays
-            self.prepared_min_history = int(self.manifest["options"]["min_history"])
+            self.prepared_min_history = int(self.manifest["options"].get("min_history", 1))
             self._left_out = int(counts["train_users_too_short"])
             self._files = dict(self.manifest["files"].items())
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
