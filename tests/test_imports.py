@@ -15,16 +15,17 @@ STANDARD = set(sys.stdlib_module_names)
 MAY_IMPORT = {
     "errors": set(),
     "kernels": set(),
+    "queries": set(),
     "bootstrap": set(),
     "files": {"errors"},
     "config": {"errors"},
-    "negatives": {"kernels"},
-    "models": {"kernels"},
-    "retrieval": {"kernels"},
+    "negatives": {"kernels", "queries"},
+    "models": {"kernels", "queries"},
+    "retrieval": {"kernels", "queries"},
     "data": {"errors", "files"},
     "reports": {"bootstrap", "errors", "files"},
-    "training": {"config", "data", "errors", "files", "kernels", "models", "negatives"},
-    "evaluation": {"bootstrap", "config", "data", "errors", "files", "retrieval", "training"},
+    "training": {"config", "data", "errors", "files", "kernels", "models", "negatives", "queries"},
+    "evaluation": {"bootstrap", "config", "data", "errors", "files", "queries", "retrieval", "training"},
     "fitting": {"config", "data", "evaluation", "training"},
 }
 TORCH_ONLY = {"negatives", "models", "retrieval"}
