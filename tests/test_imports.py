@@ -25,7 +25,16 @@ MAY_IMPORT = {
     "data": {"errors", "files"},
     "reports": {"bootstrap", "errors", "files"},
     "training": {"config", "data", "errors", "files", "kernels", "models", "negatives", "queries"},
-    "evaluation": {"bootstrap", "config", "data", "errors", "files", "queries", "retrieval", "training"},
+    "evaluation": {
+        "bootstrap",
+        "config",
+        "data",
+        "errors",
+        "files",
+        "queries",
+        "retrieval",
+        "training",
+    },
     "fitting": {"config", "data", "evaluation", "training"},
 }
 TORCH_ONLY = {"negatives", "models", "retrieval"}

@@ -60,7 +60,7 @@ class ItemShards:
             nothing = self.vectors.new_full((len(interests), k), -torch.inf)
             return TopK(nothing, torch.zeros_like(nothing, dtype=torch.int64))
         if exclude is not None:
-            exclude = exclude.to(interests.device) - shift
+            exclude = exclude.to(self.vectors.device) - shift
             exclude = exclude.where((exclude > 0) & (exclude <= num_own), 0)
         found = ExactIndex(self.vectors).search(interests, k, exclude=exclude)
         return TopK(found.scores, torch.where(found.item_ids > 0, found.item_ids + shift, 0))
