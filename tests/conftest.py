@@ -1,7 +1,20 @@
-"""Settings of all tests."""
+"""Settings of all tests, and what several packages' tests need."""
 
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from crossbatch.data import Dataset
 
 # pytest-xdist runs one worker per core: more threads would wait for each other.
 torch.set_num_threads(1)
@@ -9,3 +22,40 @@ torch.set_num_threads(1)
 # No test may depend on the speed of the machine.
 settings.register_profile("any_speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_speed")
+
+
+@pytest.fixture(scope="session")
+def prepared_earlier() -> Callable[[Dataset, Path, int], Dataset]:
+    """Write a dataset again as a release did that had `prepare --min-history`.
+
+    It left out training users with no more items than that, and stored the sampling law of it.
+    """
+
+    def write(dataset: Dataset, folder: Path, min_history: int) -> Dataset:
+        import numpy as np
+
+        from crossbatch.data import open_dataset
+        from crossbatch.data.dataset.manifest import write_manifest
+
+        shutil.copytree(dataset.path, folder)
+        users, ends = (np.load(folder / f"train_{name}.npy") for name in ("users", "ends"))
+        lengths = ends - np.load(folder / "offsets.npy")[users]
+        able = lengths > min_history
+        np.save(folder / "train_users.npy", users[able])
+        np.save(folder / "train_ends.npy", ends[able])
+        items, law = np.load(folder / "items.npy"), np.zeros(dataset.num_items + 1)
+        for length, end in zip(lengths[able], ends[able], strict=True):
+            for item in items[end - length + min_history : end]:
+                law[item] += 1 / (int(able.sum()) * (length - min_history))
+        np.save(folder / "sampler_law.npy", law)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        counts = manifest["counts"]
+        counts["train_users_too_short"] += int((~able).sum())
+        counts["train_users"] = int(able.sum())
+        counts["eligible_samples"] = int((lengths[able] - min_history).sum())
+        manifest["options"]["min_history"] = min_history
+        made = ("files", "checksum", "seal", "format_version")
+        write_manifest(folder, {key: value for key, value in manifest.items() if key not in made})
+        return open_dataset(folder)
+
+    return write

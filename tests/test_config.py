@@ -10,12 +10,13 @@ def load(tmp_path, text, *overrides):
     return Recipe.load(path, list(overrides))
 
 
-def test_defaults_are_the_papers_but_for_the_sampler(tmp_path):
+def test_defaults_are_the_papers_but_for_sampler_and_samples(tmp_path):
     recipe = load(tmp_path, "")
     assert recipe.sampler == {"name": "auto"}
     assert recipe.train.batch_size == 128
     assert recipe.model.dim == 64
     assert (recipe.train.lr, recipe.train.patience) == (0.001, 20)
+    assert (recipe.train.min_history, recipe.train.sample_by) == (1, "user")
 
 
 def test_round_trip_through_plain_dictionaries(tmp_path):
@@ -55,6 +56,12 @@ def test_a_whole_section_can_be_replaced(tmp_path):
         ("[train]\nseed = true\n", r"train\.seed must be of type int, got True"),
         ("[train]\nseed = 1.5\n", r"train\.seed must be of type int, got 1\.5"),
         ('[train]\nadam = "lzy"\n', r"train\.adam must be one of dense, lazy, got 'lzy'"),
+        ("[train]\nmin_history = 0\n", r"train\.min_history must be at least 1, got 0: a target"),
+        ("[train]\nmin_history = -4\n", r"train\.min_history must be at least 1, got -4"),
+        (
+            '[train]\nsample_by = "item"\n',
+            r"sample_by must be one of user, interaction, got 'item'",
+        ),
         ("[loss]\ntemperature = 0\n", r"loss\.temperature must be positive, got 0"),
         ("[sampler]\ncapacity = 4\n", r"\[sampler\] needs a name"),
         ("train = 3\n", r"\[train\] must be a table"),

@@ -58,8 +58,8 @@ class LossConfig:
     Attributes:
         temperature: Divides the scores.
         learn_temperature: Whether the temperature is a parameter that starts there.
-        q: Sampling distribution for log q: `"sampler_law"` (the distribution of in-batch
-            positives), `"frequency"` (raw item counts) or `"none"`.
+        q: Sampling distribution for log q: `"sampler_law"` (the exact distribution of
+            in-batch positives), `"frequency"` (raw item counts) or `"none"`.
         mask: `"both"`, `"batch"` or `"none"`; see `sampled_softmax_loss`.
         mask_history: Whether items of a row's own history are masked as negatives.
         mask_later: Whether later items of a row's own sequence are masked as negatives.
@@ -91,6 +91,9 @@ class TrainConfig:
     Attributes:
         batch_size: Rows per batch B.
         history_length: Most recent items that describe a user, L.
+        min_history: Items that a sample has before its target, at least.
+        sample_by: `"user"` draws users uniformly, then one of each user's targets; `"interaction"`
+            draws all targets alike, so that a user counts by the number of its interactions.
         lr: Learning rate.
         schedule: `"constant"`, `"cosine"` or `"exponential"` over `max_steps`.
         adam: `"dense"` moves every row at every step, as `torch.optim.Adam` does; `"lazy"` moves
@@ -118,6 +121,8 @@ class TrainConfig:
 
     batch_size: int = 128
     history_length: int = 20
+    min_history: int = 1
+    sample_by: str = "user"
     lr: float = 0.001
     schedule: str = "constant"
     adam: str = "dense"
@@ -145,11 +150,17 @@ class TrainConfig:
             _positive(f"train.{name}", getattr(self, name))
         for name in ("weight_decay", "eval_users", "patience", "threads", "seed"):
             _not_negative(f"train.{name}", getattr(self, name))
+        if self.min_history < 1:
+            raise ConfigError(
+                f"train.min_history must be at least 1, got {self.min_history}: a target needs an "
+                "item before it"
+            )
         if self.eval_every % self.accumulate:
             raise ConfigError(
                 f"train.eval_every must be a multiple of train.accumulate={self.accumulate}, "
                 f"got {self.eval_every}"
             )
+        _one_of("train.sample_by", self.sample_by, ("user", "interaction"))
         _one_of("train.schedule", self.schedule, ("constant", "cosine", "exponential"))
         _one_of("train.adam", self.adam, ("dense", "lazy"))
         _one_of("train.tables", self.tables, ("adam", "adagrad", "sharded"))

@@ -47,7 +47,7 @@ def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Data
     def make(rows: Rows | Source, **options: Any) -> Dataset:
         path = tmp_path_factory.mktemp("made") / "dataset"
         source = rows if isinstance(rows, Source) else source_of(rows)
-        loose = {"min_item_count": 1, "min_user_count": 1, "min_history": 1}
+        loose = {"min_item_count": 1, "min_user_count": 1}
         prepare(source, path, PrepareOptions(**{**loose, **options}))
         return open_dataset(path)
 

@@ -26,7 +26,7 @@ from .conftest import FAULTS
 if TYPE_CHECKING:
     from pathlib import Path
 
-LENIENT = PrepareOptions(min_item_count=1, min_user_count=1, min_history=1, max_bad_lines=0.5)
+LENIENT = PrepareOptions(min_item_count=1, min_user_count=1, max_bad_lines=0.5)
 FUZZ = settings(
     max_examples=max(40, FAULTS),
     deadline=None,

@@ -22,8 +22,11 @@ def test_sampler_law_by_hand():
     # User A: items 1 2 3 4 | 5 6 → targets 5, 6, each 1/2. User B: 1 2 3 4 | 5 → target 5.
     # User C is too short to be drawn. q(5) = (1/2 + 1)/2 = 3/4, q(6) = (1/2)/2 = 1/4.
     items = torch.tensor([1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 6])
-    q = sampler_law(torch.tensor([0, 6, 11, 13]), items, 6)
+    q = sampler_law(torch.tensor([0, 6, 11, 13]), items, 6, min_history=4)
     assert q.tolist() == [0, 0, 0, 0, 0, 0.75, 0.25]
+    # Three targets drawn alike: 5 twice, 6 once.
+    q = sampler_law(torch.tensor([0, 6, 11, 13]), items, 6, min_history=4, sample_by="interaction")
+    assert q.tolist() == [0, 0, 0, 0, 0, 2 / 3, 1 / 3]
 
 
 @settings(deadline=None, max_examples=50)
@@ -46,6 +49,9 @@ def test_sampler_law_against_a_loop(users, min_history):
     expected = [sum(t.count(i) / len(t) for t in eligible) / len(eligible) for i in range(7)]
     assert q.tolist() == pytest.approx(expected)
     assert float(q.sum()) == pytest.approx(1.0)
+    q = sampler_law(offsets, items, 6, min_history=min_history, sample_by="interaction")
+    targets = [item for sequence in eligible for item in sequence]
+    assert q.tolist() == pytest.approx([targets.count(i) / len(targets) for i in range(7)])
 
 
 def test_sampler_law_is_what_batches_draw():
@@ -53,7 +59,7 @@ def test_sampler_law_is_what_batches_draw():
     users = [[1, 2, 3, 4, *[5] * 12, 6], [1, 1, 1, 1, 6], [2, 2, 2, 2, 3, 6]]
     offsets = torch.tensor([0, *[len(s) for s in users]]).cumsum(0)
     items = torch.tensor([i for sequence in users for i in sequence])
-    q = sampler_law(offsets, items, 6)
+    q = sampler_law(offsets, items, 6, min_history=4)
     draws = 20_000
     user = torch.randint(0, 3, (draws,))
     lengths = offsets.diff()[user]
@@ -128,6 +134,10 @@ def test_bad_counts_are_refused(counts, message):
         (
             lambda: sampler_law(torch.tensor([0, 5]), torch.ones(6).long(), 6),
             "offsets must run from 0",
+        ),
+        (
+            lambda: sampler_law(torch.tensor([0, 5]), torch.ones(5).long(), 6, sample_by="item"),
+            "sample_by must be user or interaction, got 'item'",
         ),
     ],
 )

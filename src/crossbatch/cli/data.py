@@ -53,7 +53,6 @@ def prepare(
     valid_share: Annotated[float | None, typer.Option(help="Default 0.1.")] = None,
     test_share: Annotated[float | None, typer.Option(help="Default 0.1.")] = None,
     ties: Annotated[str | None, typer.Option(help="shuffle, stable or item.")] = None,
-    min_history: Annotated[int | None, typer.Option(help="Default 4.")] = None,
     cold_items: Annotated[float | None, typer.Option(help="Share withheld from training.")] = None,
     min_rating: Annotated[float | None, typer.Option(help="Leave out lower ratings.")] = None,
     max_bad_lines: Annotated[
@@ -68,6 +67,7 @@ def prepare(
     ] = "polars",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    min_history: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Turn a raw log into a dataset folder: read, filter, split and encode it.
 
@@ -80,6 +80,8 @@ def prepare(
     from crossbatch.data.readers import ReadOptions, open_source
     from crossbatch.files import check_target
 
+    if min_history is not None:
+        PrepareOptions(min_history=min_history)  # which says where the option went
     given["max_bad_lines"] = _limit(max_bad_lines)
     check_target(out, overwrite=overwrite)
     reading = ReadOptions(

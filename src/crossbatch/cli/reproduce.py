@@ -90,7 +90,7 @@ def reproduce(
     if dataset is not None:
         from crossbatch.models import MODELS  # torch: only a grid that is trained needs it
 
-        samples, items = dataset.eligible_samples, dataset.num_items
+        samples, items = dataset.num_samples(base.train.min_history), dataset.num_items
         names = [_word("--models", name, MODELS) for name in names]
     design = Design(
         base,
@@ -125,13 +125,16 @@ def reproduce(
 
 
 def _base_recipe(path: Path | None, overrides: Sequence[str]) -> Recipe:
-    """Return the shared recipe; without a file the paper's: ids alone, `Recipe`'s defaults."""
+    """Return the shared recipe; without a file the paper's: ids alone, 4 items before a target."""
     from crossbatch.config import Recipe
 
     if path is not None:
         loaded = Recipe.load(path, list(overrides))
     else:
-        paper: dict[str, Any] = {"model": {"item_features": [], "user_features": []}}
+        paper: dict[str, Any] = {
+            "model": {"item_features": [], "user_features": []},
+            "train": {"min_history": 4},
+        }
         loaded = Recipe.from_dict(paper).changed(list(overrides))
     return loaded if loaded.train.threads else loaded.changed(["train.threads=1"])
 

@@ -51,24 +51,33 @@ def item_frequency(items: Tensor, num_items: int) -> Tensor:
     return counts
 
 
-def sampler_law(offsets: Tensor, items: Tensor, num_items: int, *, min_history: int = 4) -> Tensor:
-    """Exact sampling distribution of an in-batch positive when *users* are drawn uniformly.
+def sampler_law(
+    offsets: Tensor, items: Tensor, num_items: int, *, min_history: int = 1, sample_by: str = "user"
+) -> Tensor:
+    """Exact sampling distribution of an in-batch positive.
 
-    A batch draws users uniformly, then one target position of each user uniformly, so heavy users
-    count less than in the raw frequency:
+    By `"user"`, a batch draws users uniformly, then one target position of each user uniformly, so
+    heavy users count less than in the raw frequency; by `"interaction"` it draws all target
+    positions alike:
 
-        q(i) = 1/U · Σ_u #{k ≥ min_history : item k of u is i} / (L_u − min_history)
+        by user:         q(i) = 1/U · Σ_u #{k ≥ m : item k of u is i} / (L_u − m)
+        by interaction:  q(i) = Σ_u #{k ≥ m : item k of u is i} / Σ_u (L_u − m)
+
+    where m is `min_history`.
 
     Args:
         offsets: `[U + 1]` where each user's sequence starts in `items` (CSR).
         items: `[T]` item ids, chronological within a user.
         num_items: Largest id.
         min_history: Number of leading items that are never a target.
+        sample_by: `"user"` or `"interaction"`.
 
     Returns:
         `[num_items + 1]` float64 probabilities; items that are never a target have 0.
     """
     check_ids("items", items, 0, num_items)
+    if sample_by not in ("user", "interaction"):
+        raise ValueError(f"sample_by must be user or interaction, got {sample_by!r}")
     if int(offsets[0]) != 0 or int(offsets[-1]) != items.shape[0]:
         raise ValueError(
             f"offsets must run from 0 to the number of items, {items.shape[0]}, got "
@@ -82,10 +91,11 @@ def sampler_law(offsets: Tensor, items: Tensor, num_items: int, *, min_history: 
             f"no sequence is longer than min_history={min_history}; lower it or keep longer users"
         )
     position = torch.arange(items.shape[0]) - offsets[:-1].repeat_interleave(lengths)
-    weight = 1.0 / (num_users * targets_per_user.clamp(min=1).double())
-    weights = weight.repeat_interleave(lengths) * (position >= min_history)
-    q = torch.zeros(num_items + 1, dtype=torch.float64)
-    return q.index_add_(0, items, weights)
+    by_user = sample_by == "user"
+    weight = 1.0 / targets_per_user.clamp(min=1).double() if by_user else torch.ones(len(lengths))
+    weights = weight.double().repeat_interleave(lengths) * (position >= min_history)
+    totals = torch.zeros(num_items + 1, dtype=torch.float64).index_add_(0, items, weights)
+    return totals / (num_users if by_user else int(targets_per_user.sum()))
 
 
 def no_correction(num_items: int) -> Tensor:

@@ -81,7 +81,8 @@ def train(request: Request, dataset: Dataset, *, jobs: int = 1, quiet: bool = Tr
 
     folder, design = request.folder, request.design
     counts, source = dataset.manifest["counts"], dataset.manifest.get("source", {})
-    facts = {key: counts[key] for key in ("users", "items", "interactions", "eligible_samples")}
+    facts = {key: counts[key] for key in ("users", "items", "interactions")}
+    facts["eligible_samples"] = dataset.num_samples(design.base.train.min_history)
     books = source.get("format") in PAPER_FORMATS and facts["items"] > PAPER_ITEMS
     folder.add_facts(
         dataset={"name": dataset.path.resolve().name} | facts,

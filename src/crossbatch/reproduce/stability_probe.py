@@ -17,7 +17,7 @@ from crossbatch.evaluation import encode_items
 from crossbatch.evaluation.drift import feature_drift, gradient_error
 from crossbatch.evaluation.recommenders import evaluation_mode
 from crossbatch.negatives import CrossBatchSampler
-from crossbatch.training.build import pick_device
+from crossbatch.training.build import draw_batches, pick_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,8 +47,7 @@ class StabilityProbe:
         self.device = pick_device(train.device)
         self.every = train.eval_every
         self.early = {round(share * train.eval_every) for share in EARLY}
-        batches = dataset.batches(NUM_USERS, seed=0, history_length=train.history_length)
-        self.batch = next(batches)
+        self.batch = next(draw_batches(train, dataset, batch_size=NUM_USERS, seed=0))
         self.snapshots: dict[tuple[int, int], Tensor] = {}  # (measured at, Δt) -> [N, d]
 
     def __call__(self, trainer: Trainer, step: int) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ import torch
 from crossbatch.errors import DataError
 from crossbatch.files import SEAL, seal_is_broken
 from crossbatch.negatives import Candidates, CrossBatchSampler, Queries, known_positives_mask
-from crossbatch.training.build import AUTO, build_sampler, build_trainer
+from crossbatch.training.build import AUTO, build_sampler, build_trainer, draw_batches
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -129,7 +129,7 @@ def choose_sampler(
     plain = replace(recipe, sampler={"name": "in_batch"})
     trainer = build_trainer(plain, dataset, copy.deepcopy(model))
     costs = measure_costs(trainer, recipe, dataset)
-    q = torch.from_numpy(dataset.sampler_law.copy())
+    q = dataset.sampling_law(recipe.train.min_history, recipe.train.sample_by)
     facts = Facts(
         recipe.train.batch_size,
         dataset.num_items,
@@ -209,7 +209,7 @@ def _against_uniform(facts: Facts) -> str:
 
 def later_share(recipe: Recipe, dataset: Dataset) -> float:
     """The share of a batch's positives that come later in the sequence of a row's user."""
-    batches = dataset.batches(recipe.train.batch_size, seed=recipe.train.seed, later=True)
+    batches = draw_batches(recipe.train, dataset, later=True)
     shares = []
     for batch in islice(batches, LATER_BATCHES):
         ids, offsets = cast("tuple[Tensor, Tensor]", batch.later)
@@ -218,7 +218,7 @@ def later_share(recipe: Recipe, dataset: Dataset) -> float:
 
 
 def _interests(trainer: Trainer, recipe: Recipe, dataset: Dataset) -> int:
-    batch = next(dataset.batches(1, seed=0, history_length=recipe.train.history_length))
+    batch = next(draw_batches(recipe.train, dataset, batch_size=1, seed=0))
     batch = batch.to(trainer.log_temperature.device)
     with torch.no_grad():
         interests = cast("TwoTower", trainer.model).users(batch.history, batch.user_ids)
@@ -257,8 +257,7 @@ def measure_costs(trainer: Trainer, recipe: Recipe, dataset: Dataset) -> Costs:
         name: build_sampler(replace(recipe, sampler=options), dataset).to(device)
         for name, options in _probes(B, dataset.num_items).items()
     }
-    length = recipe.train.history_length
-    batches = dataset.batches(B, seed=recipe.train.seed, history_length=length, later=True)
+    batches = draw_batches(recipe.train, dataset, later=True)
     taken: dict[str, list[float]] = {name: [] for name in samplers}
     for number in range(ROUNDS):
         block = [next(batches).to(device) for _ in range(BLOCK)]
@@ -300,10 +299,8 @@ def _step_seconds(trainer: Trainer, batch: TrainingBatch) -> float:
 
 def _drawing_seconds(recipe: Recipe, dataset: Dataset, later: bool) -> float:
     """Time to draw a batch, with or without the items that come later."""
-    train, taken = recipe.train, []
-    batches = dataset.batches(
-        train.batch_size, seed=train.seed, history_length=train.history_length, later=later
-    )
+    taken = []
+    batches = draw_batches(recipe.train, dataset, later=later)
     for _ in range(WARM_UP):
         start = time.process_time()
         deque(islice(batches, DRAWN), maxlen=0)

@@ -24,9 +24,10 @@ from crossbatch.training.optimizers import Adam
 from crossbatch.training.step import Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from crossbatch.data import Dataset, Feature
+    from crossbatch.config import TrainConfig
+    from crossbatch.data import Batch, Dataset, Feature
     from crossbatch.models import TwoTower
     from crossbatch.training.distributed.ranks import Ranks
 
@@ -44,7 +45,8 @@ def resolve(recipe: Recipe, dataset: Dataset) -> Recipe:
     if sampler["name"] == "auto":  # chosen when training begins: see `auto_sampler`
         return replace(recipe, sampler=_auto_options(sampler))
     if sampler["name"] == "cross_batch" and "warmup_steps" not in sampler:
-        sampler["warmup_steps"] = math.ceil(dataset.eligible_samples / recipe.train.batch_size)
+        samples = dataset.num_samples(recipe.train.min_history)
+        sampler["warmup_steps"] = math.ceil(samples / recipe.train.batch_size)
     if sampler["name"] in SAMPLERS:  # otherwise `build_sampler` names the nearest one
         sampler = filled(SAMPLERS[sampler["name"]], sampler)
     return replace(recipe, sampler=sampler)
@@ -104,13 +106,22 @@ def _own_temperature(recipe: Recipe) -> dict[str, Any]:
 
 def build_sampler(recipe: Recipe, dataset: Dataset) -> NegativeSampler:
     """The sampler that `[sampler]` names, with the estimate of q that `[loss]` asks for."""
+    train = recipe.train
     estimates = {
-        "sampler_law": lambda: torch.from_numpy(np.array(dataset.sampler_law)),
+        "sampler_law": lambda: torch.from_numpy(
+            np.array(dataset.sampling_law(train.min_history, train.sample_by))
+        ),
         "frequency": lambda: torch.from_numpy(np.array(dataset.item_counts)),
         "none": lambda: no_correction(dataset.num_items),
     }
     corpus = Corpus(estimates[recipe.loss.q](), recipe.model.dim)
     return build(SAMPLERS, "sampler", recipe.sampler, corpus)
+
+
+def draw_batches(train: TrainConfig, dataset: Dataset, **options: Any) -> Iterator[Batch]:
+    """Training batches as `[train]` says, unless `options` of `Dataset.batches` say otherwise."""
+    names = ("batch_size", "seed", "history_length", "min_history", "sample_by")
+    return dataset.batches(**({name: getattr(train, name) for name in names} | options))
 
 
 def build_trainer(

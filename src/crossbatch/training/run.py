@@ -20,7 +20,7 @@ from crossbatch.errors import DataError, DivergedError, Interrupted
 from crossbatch.files import sealed
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training.auto_sampler import choose_sampler, recorded_choice
-from crossbatch.training.build import build_trainer, pick_device, resolve
+from crossbatch.training.build import build_trainer, draw_batches, pick_device, resolve
 from crossbatch.training.distributed.start import check_alike, together
 from crossbatch.training.distributed.trainer import RankTrainer
 from crossbatch.training.journal import Journal, without_nan
@@ -118,7 +118,7 @@ def train_run(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         check_alike(plan.ranks, _shared_facts(plan, folder))
     finished = folder.result()
     if finished is not None:
-        folder.check_config(plan.config())
+        folder.check_config(plan.config(), plan.dataset)
         return finished
     session = start_session(plan, folder)
     try:
@@ -159,7 +159,7 @@ def _restored(
 ) -> tuple[Trainer, SamplerChoice | None, dict[str, Any]]:
     """The trainer, the choice of an `"auto"` sampler, and the document of the checkpoint."""
     plan.dataset.verify()  # takes a second, training takes hours
-    folder.check_config(plan.config())
+    folder.check_config(plan.config(), plan.dataset)
     recipe, choice = plan.recipe, None
     if recipe.sampler["name"] == "auto":
         choice = _chosen_once(plan, folder)
@@ -194,13 +194,7 @@ def next_batches(plan: Plan, trainer: Trainer) -> Iterator[Batch]:
     """The batches that the trainer has not had yet, on its device."""
     train = plan.recipe.train
     device = pick_device(train.device)
-    batches = plan.dataset.batches(
-        train.batch_size,
-        seed=train.seed,
-        history_length=train.history_length,
-        start=trainer.step,
-        later=trainer.mask_later,
-    )
+    batches = draw_batches(train, plan.dataset, start=trainer.step, later=trainer.mask_later)
     if device.type == "cpu":
         return batches
     return (batch.to(device) for batch in batches)

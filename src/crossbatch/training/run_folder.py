@@ -107,13 +107,13 @@ class RunFolder:
         remedy = "delete it to resume the run with the recipe you pass"
         return read_document(path, remedy) if path.is_file() else {}
 
-    def check_config(self, config: dict[str, Any]) -> None:
+    def check_config(self, config: dict[str, Any], dataset: Dataset) -> None:
         """Raise `ConfigError` if `config` is of another run than the one in the folder."""
         earlier = self.config()
         if not earlier:
             return
         self._check_own_model(earlier, config)
-        for key, before, value in changed_keys(earlier, config):
+        for key, before, value in changed_keys(earlier, config, dataset):
             raise ConfigError(
                 f"{key} is {value!r}, but the run in {self.path} began with {before!r}; "
                 "resume with the same recipe and data"
@@ -276,13 +276,17 @@ def in_use(path: Path) -> bool:
 # --- comparing configurations ---
 
 
-def changed_keys(earlier: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def changed_keys(
+    earlier: dict[str, Any], config: dict[str, Any], dataset: Dataset
+) -> Iterator[tuple[str, Any, Any]]:
     """Yield every key that makes `config` another run than `earlier`, and its two values.
 
-    A key that `earlier` does not have came with a later release: its default was in force then.
+    A key that `earlier` does not have came with a later release: its default was in force then, and
+    for the minimum history what the dataset was prepared with.
     """
     make = SAMPLERS.get(earlier.get("sampler", {}).get("name", ""))
     defaults = Recipe(sampler=filled(make, {}) if make else {}).to_dict()
+    defaults["train"]["min_history"] = dataset.prepared_min_history
     config, defaults = json.loads(json.dumps([config, defaults]))  # with lists for tuples
     for section in ("model", "sampler", "loss", "train", "dataset"):
         before = flat(defaults.get(section, {})) | flat(earlier.get(section, {}))

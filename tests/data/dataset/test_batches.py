@@ -25,7 +25,7 @@ def dataset(make_dataset: Maker) -> Dataset:
         for user in range(100)
         for step in range(int(rng.integers(5, 40)))
     ]
-    return make_dataset(rows, min_history=4)
+    return make_dataset(rows)
 
 
 def tensors(batch: Any) -> list[torch.Tensor]:
@@ -39,7 +39,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def test_a_history_is_the_items_before_its_target(dataset: Dataset) -> None:
-    for batch in islice(dataset.batches(32, seed=0, history_length=6), 40):
+    for batch in islice(dataset.batches(32, seed=0, history_length=6, min_history=4), 40):
         assert batch.history.shape == (32, 6)
         assert batch.history.dtype == batch.item_ids.dtype == batch.user_ids.dtype == torch.int64
         for user, history, target in zip(
@@ -75,8 +75,8 @@ def test_what_came_later_is_the_rest_of_the_sequence(dataset: Dataset) -> None:
 
 def test_pitfall_29_short_history_is_not_dropped(make_dataset: Maker) -> None:
     rows = [(f"u{user}", item, step) for user in range(10) for step, item in enumerate("abcde")]
-    dataset = make_dataset(rows, min_history=4)
-    batch = next(dataset.batches(8, seed=0, history_length=20))
+    dataset = make_dataset(rows)
+    batch = next(dataset.batches(8, seed=0, history_length=20, min_history=4))
     expected = dataset.item_ids(["a", "b", "c", "d"]).tolist() + [0] * 16
     assert batch.history.tolist() == [expected] * 8
 
@@ -148,7 +148,7 @@ def test_pitfall_26_repeats_stay_countable_targets(make_dataset: Maker) -> None:
     rows = [
         (f"u{user}", item, step) for user in range(20) for step, item in enumerate("aaaabbbbaa")
     ]
-    batch = next(make_dataset(rows, min_history=4).eval_batches("test"))
+    batch = next(make_dataset(rows).eval_batches("test"))
     assert [len(set(targets.tolist())) for targets in batch.targets] == [1, 1]
     assert [len(targets) for targets in batch.targets] == [2, 2]  # both repeats of "a", seen before
 
@@ -192,7 +192,10 @@ class _Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 81, "seed": 0}, "80 training users, got 81"),
+        (
+            {"batch_size": 81, "seed": 0},
+            "80 training users with more than min_history = 1 items, got 81",
+        ),
         ({"batch_size": 0, "seed": 0}, "batch_size"),
         ({"batch_size": 4, "seed": 0, "history_length": 0}, "history_length"),
         ({"batch_size": 4, "seed": 0, "start": -1}, "start"),

@@ -103,7 +103,7 @@ def test_users_are_shuffled_by_the_seed_and_cut_8_1_1(make_dataset: Maker) -> No
 def test_cold_items_occur_in_evaluation_only(make_dataset: Maker) -> None:
     rng = np.random.default_rng(0)
     rows = [(f"u{user}", f"i{rng.integers(20)}", step) for user in range(200) for step in range(12)]
-    dataset = make_dataset(rows, cold_items=0.25, min_history=4)
+    dataset = make_dataset(rows, cold_items=0.25)
     cold = np.flatnonzero(dataset.item_counts[1:] == 0) + 1
     assert len(cold) == 5
     first_valid = dataset.offsets[160]
@@ -183,7 +183,7 @@ def test_a_split_that_the_source_gives_is_kept(make_dataset: Maker) -> None:
     source = Source(
         format="test", files=(), batches=lambda tally: iter(batches(tally)), time_unit="order"
     )
-    dataset = make_dataset(source, min_history=4)
+    dataset = make_dataset(source)
     assert dataset.user_keys(range(4)) == ["a", "c", "d", "b"]
     assert [len(next(dataset.eval_batches(split)).user_ids) for split in ("valid", "test")] == [
         1,
@@ -197,7 +197,7 @@ def test_a_split_that_the_source_gives_is_kept(make_dataset: Maker) -> None:
     [
         ({"split": "random"}, "user, leave_last_out, time"),
         ({"ties": "random"}, "shuffle, stable, item"),
-        ({"min_history": 0}, "min_history must be at least 1"),
+        ({"min_history": 2}, "option of training, got 2 .*--set train.min_history=2"),
         ({"min_item_count": 0}, "min_item_count must be at least 1"),
         ({"cold_items": 1.0}, "cold_items"),
         ({"cold_items": 0.1, "split": "time"}, "split by users"),

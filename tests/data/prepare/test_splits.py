@@ -131,7 +131,8 @@ def test_short_users_still_evaluate_in_leave_last_out(make_dataset: Maker) -> No
         ("short", "a", 0),
         ("short", "b", 1),
     ]
-    dataset = make_dataset(log, split="leave_last_out", min_history=4)
+    dataset = make_dataset(log, split="leave_last_out")
     assert dataset.manifest["counts"]["train_users_too_short"] == 1
     assert dataset.num_eval_users("test") == 2
-    assert dataset.eligible_samples == 2  # of a..f: positions 4 and 5
+    assert dataset.eligible_samples == 5  # of a..f: positions 1 to 5
+    assert dataset.num_samples(4) == 2  # positions 4 and 5

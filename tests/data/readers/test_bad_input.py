@@ -159,9 +159,11 @@ def test_users_left_with_too_few_events_are_counted(tmp_path: Path) -> None:
 
 
 def test_sequences_too_short_for_a_sample_say_so(tmp_path: Path) -> None:
-    path = write_log(tmp_path / "log.jsonl")
-    with pytest.raises(DataError, match=r"min_history = 6.*--min-history"):
-        run(path, min_history=6)
+    log = tmp_path / "log.csv"
+    log.write_text("user,item,time\n" + "".join(f"u{n},i,{n}\n" for n in range(20)))
+    with pytest.raises(DataError, match="no training user has two interactions"):
+        prepare(open_source(log), tmp_path / "out", PrepareOptions(min_user_count=1))
+    assert left_behind(tmp_path) == []
 
 
 @pytest.mark.parametrize("stage", ["reading", "sorting", "content", "checksums"])

@@ -166,7 +166,7 @@ def test_ratings_can_filter(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     rows = "".join(f"u{u},i{i},{1400000000 + i},{i}\n" for u in range(10) for i in range(6))
     path.write_text("user,item,time,rating\n" + rows)
-    options = PrepareOptions(min_rating=1, min_history=1)
+    options = PrepareOptions(min_rating=1)
     manifest = prepare(open_source(path), tmp_path / "out", options)
     assert manifest["reading"]["below_rating"] == 10
     assert manifest["accounting"]["staged"] == 50

@@ -14,7 +14,7 @@ from crossbatch.errors import DataError
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOOSE = PrepareOptions(min_item_count=1, min_user_count=1, min_history=1, split="leave_last_out")
+LOOSE = PrepareOptions(min_item_count=1, min_user_count=1, split="leave_last_out")
 DAYS = {"2024-01-01": "abc", "2024-01-02": "ab"}
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from crossbatch.data.dataset.samples import Samples
+
 BLOCK_SAMPLES = 8_192  # samples that are gathered at once
 CACHED_ROWS = 1_024  # histories that are copied at once, few enough for the processor's cache
 BLOCK_BATCHES = 64  # batches of a block at most, so that the first one comes soon
@@ -73,74 +75,46 @@ class EvalBatch:
         return [self.target_ids[a:b] for a, b in pairwise(bounds)]
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingPart:
-    """The arrays from which training batches are drawn.
-
-    Attributes:
-        items: All sequences end to end.  Shape `[n]`, int32.
-        users: Users who can give a sample.  Shape `[T]`, int64.
-        starts: Where each one's sequence starts in `items`.  Shape `[T]`, int64.
-        ends: Where its training part ends.  Shape `[T]`, int64.
-        min_history: Items before a target, at least.
-    """
-
-    items: np.ndarray
-    users: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
-    min_history: int
-
-
 def training_batches(
-    part: TrainingPart, batch_size: int, seed: int, history_length: int, start: int, later: bool
+    items: np.ndarray,
+    samples: Samples,
+    batch_size: int,
+    *,
+    seed: int,
+    history_length: int,
+    start: int,
+    later: bool,
 ) -> Iterator[Batch]:
-    """Yield batches without end; batch i depends on the seed and i alone.
+    """Yield batches of samples of `items` without end; batch i depends on the seed and i alone.
 
-    Each is `batch_size` distinct users, uniform, each with a target position uniform over those
-    that have `min_history` items before them; with the items after it if `later`.
+    The generator is counter-based, so that a block needs none of the blocks before it.
     """
     import torch
 
     per_block = min(max(1, BLOCK_SAMPLES // batch_size), BLOCK_BATCHES)
     block, skip = divmod(start, per_block)
     while True:
-        rows, positions = _draw(part, (per_block, batch_size), seed, block)
-        starts = np.maximum(part.starts[rows], positions - history_length)
-        users = torch.from_numpy(part.users[rows])
-        history = torch.from_numpy(_windows(part.items, starts, positions, history_length))
-        targets = torch.from_numpy(part.items[positions].astype(np.int64))
+        rng = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, block, 0]))
+        rows, positions = samples.draw(rng, (per_block, batch_size))
+        starts = np.maximum(samples.starts[rows], positions - history_length)
+        users = torch.from_numpy(samples.users[rows])
+        history = torch.from_numpy(_windows(items, starts, positions, history_length))
+        targets = torch.from_numpy(items[positions].astype(np.int64))
         # One split of the block: slicing every tensor of every batch takes three times as long.
         parts = (tensor.split(batch_size) for tensor in (users, history, targets))
-        after = _later(part, rows, positions, batch_size) if later else repeat(None)
+        after = _later(items, positions, samples.ends[rows], per_block) if later else repeat(None)
         yield from islice(map(Batch, *parts, after), skip, None)
         block, skip = block + 1, 0
 
 
 def _later(
-    part: TrainingPart, rows: np.ndarray, positions: np.ndarray, batch_size: int
+    items: np.ndarray, positions: np.ndarray, ends: np.ndarray, num_batches: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the items after the targets, batch by batch: those of a block may not fit in memory."""
-    for first in range(0, len(rows), batch_size):
-        span = slice(first, first + batch_size)
-        yield _ranges(part.items, positions[span] + 1, part.ends[rows[span]])
-
-
-def _draw(
-    part: TrainingPart, shape: tuple[int, int], seed: int, block: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of `part` and absolute positions of targets for a block of batches, flat.
-
-    The generator is counter-based, so that a block needs none of the blocks before it.
-    """
-    rng = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, block, 0]))
-    rows = rng.integers(len(part.users), size=shape)
-    ordered = np.sort(rows, axis=1)
-    # a batch with a repeated user is redrawn as a whole: all distinct batches stay equally likely
-    for batch in np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(axis=1)):
-        rows[batch] = rng.choice(len(part.users), size=shape[1], replace=False)
-    flat = rows.reshape(-1)
-    return flat, rng.integers(part.starts[flat] + part.min_history, part.ends[flat])
+    for target, end in zip(
+        *(np.split(each, num_batches) for each in (positions, ends)), strict=True
+    ):
+        yield _ranges(items, target + 1, end)
 
 
 def eval_batches(

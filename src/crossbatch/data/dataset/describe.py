@@ -35,7 +35,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         features: Kind, number of values and coverage of each feature.
     """
     return {
-        "counts": dataset.manifest["counts"],
+        "counts": _counts(dataset),
         "lengths": _lengths(np.diff(dataset.offsets)),
         "popularity": _popularity(dataset.item_counts[1:], dataset.sampler_law[1:]),
         "cold": _cold(dataset),
@@ -99,7 +99,7 @@ def _plot_activity(axis: Any, dataset: Dataset) -> None:
 
 
 def _plot_splits(axis: Any, dataset: Dataset) -> None:
-    counts = dataset.manifest["counts"]
+    counts = _counts(dataset)
     names = ("train samples", "valid targets", "test targets")
     sizes = (counts["eligible_samples"], counts["valid_targets"], counts["test_targets"])
     bars = axis.barh(names, sizes, color=(INK, SECOND, SECOND))
@@ -107,6 +107,17 @@ def _plot_splits(axis: Any, dataset: Dataset) -> None:
     axis.set(xscale="log", title=f"Split by {dataset.manifest['options']['split']}")
     axis.invert_yaxis()
     axis.margins(x=0.3)
+
+
+def _counts(dataset: Dataset) -> dict[str, int]:
+    """The counts of the manifest; training users and samples are those of `min_history` 1."""
+    counts: dict[str, int] = dataset.manifest["counts"]
+    users, all_users = (
+        len(dataset.train_users),
+        counts["train_users"] + counts["train_users_too_short"],
+    )
+    now = {"train_users": users, "train_users_too_short": all_users - users}
+    return counts | now | {"eligible_samples": dataset.num_samples()}
 
 
 def _lengths(lengths: np.ndarray) -> dict[str, Any]:

@@ -83,14 +83,14 @@ def check_consistency(dataset: Dataset) -> None:
 def _check(dataset: Dataset) -> None:
     num_items, num_users, n = dataset.num_items, dataset.num_users, len(dataset.items)
     _require(num_items > 0 and num_users > 0, "the counts are not positive")
-    _require(dataset.min_history > 0, "histories may be empty")
+    _require(dataset.prepared_min_history > 0, "histories may be empty")
     offsets = dataset.offsets
     _require(_integers(offsets) and len(offsets) == num_users + 1, "offsets do not fit the users")
     _require(_ascending(offsets, n), "offsets do not rise from 0 to the number of items")
     _require(_integers(dataset.times) and len(dataset.times) == n, "times do not fit the items")
     _require(_within(dataset.items, 1, num_items), "items hold ids out of range")
-    for name in ("item_counts", "sampler_law"):
-        values = getattr(dataset, name)
+    stored = dataset.sampling_law(dataset.prepared_min_history)
+    for name, values in (("item_counts", dataset.item_counts), ("sampler_law", stored)):
         _require(values.shape == (num_items + 1,), f"{name} do not fit the items")
         _require(_finite(values) and bool((values >= 0).all()), f"{name} are no counts or shares")
     _check_training(dataset)
@@ -116,7 +116,8 @@ def _check_training(dataset: Dataset) -> None:
     _require(fit, "training arrays differ in length")
     _require(_within(users, 0, dataset.num_users - 1), "training users are out of range")
     starts, longest = dataset.offsets[users], dataset.offsets[users + 1]
-    enough = ends - starts > dataset.min_history
+    _require(bool((np.diff(users) > 0).all()), "training users do not ascend")
+    enough = ends - starts > dataset.prepared_min_history
     _require(bool((enough & (ends <= longest)).all()), "training parts are out of range")
 
 

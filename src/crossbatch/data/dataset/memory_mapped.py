@@ -13,15 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from crossbatch.data.dataset.arrays import map_array, range_positions
-from crossbatch.data.dataset.batches import (
-    Batch,
-    EvalBatch,
-    TrainingPart,
-    eval_batches,
-    training_batches,
-)
+from crossbatch.data.dataset.batches import Batch, EvalBatch, eval_batches, training_batches
 from crossbatch.data.dataset.features import Feature, encode_table, read_encoders, read_features
 from crossbatch.data.dataset.manifest import check_consistency, read_manifest
+from crossbatch.data.dataset.samples import SAMPLE_BY, Samples
 from crossbatch.data.dataset.string_table import KeyIndex, StringTable, sorted_hashes
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import is_as_written, listed_file
@@ -56,8 +51,10 @@ class Dataset:
         try:
             counts = self.manifest["counts"]
             self.num_items, self.num_users = int(counts["items"]), int(counts["users"])
-            self.eligible_samples = int(counts["eligible_samples"])
-            self.min_history = int(self.manifest["options"]["min_history"])
+            # earlier releases prepared for one minimum history, left shorter users out of the
+            # training arrays and stored its sampling law; now both are those of 1
+            self.prepared_min_history = int(self.manifest["options"].get("min_history", 1))
+            self._left_out = int(counts["train_users_too_short"])
             self._files = dict(self.manifest["files"].items())
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise DataError(f"{path} has a broken manifest ({error}): prepare it again") from None
@@ -65,7 +62,8 @@ class Dataset:
         self.items = self._load("items")  # [n] int32, sequences end to end
         self.times = self._load("times")  # [n] int64, microseconds
         self.item_counts = self._load("item_counts")  # [num_items + 1] int64
-        self.sampler_law = self._load("sampler_law")  # [num_items + 1] float64
+        self._samples: dict[tuple[int, str], Samples] = {}
+        self._laws = {(self.prepared_min_history, "user"): self._load("sampler_law")}
 
     def batches(
         self,
@@ -75,27 +73,89 @@ class Dataset:
         history_length: int = 20,
         start: int = 0,
         later: bool = False,
+        min_history: int = 1,
+        sample_by: str = "user",
     ) -> Iterator[Batch]:
         """Yield training batches without end.
 
         Args:
-            batch_size: B, distinct users in a batch.
+            batch_size: B, samples in a batch.
             seed: Batch number i depends on the seed and i alone.
             history_length: L, the most recent items that are shown.
             start: Number of the first batch: a run that stopped after n batches resumes at n.
             later: Whether to add the items that came after each positive, `batch.later`.
+            min_history: Items that a sample has before its target, at least.
+            sample_by: "user": B distinct users, each with one of its targets, both uniform;
+                "interaction": B uniform pairs of a user and a target, users may repeat.
         """
         for name, size in (("batch_size", batch_size), ("history_length", history_length)):
             if size < 1:
                 raise ConfigError(f"{name} must be at least 1, got {size}")
-        users = len(self.train_users)
-        if batch_size > users:
-            raise ConfigError(
-                f"batch_size must not exceed the {users:,} training users, got {batch_size:,}"
-            )
         if start < 0 or seed < 0:
             raise ConfigError(f"seed and start must not be negative, got {seed} and {start}")
-        return training_batches(self._training, batch_size, seed, history_length, start, later)
+        samples = self.samples(min_history, sample_by)
+        if sample_by == "user" and batch_size > len(samples.users):
+            raise ConfigError(
+                f"batch_size must not exceed the {len(samples.users):,} training users with more "
+                f"than min_history = {min_history} items, got {batch_size:,}: lower one of them"
+            )
+        return training_batches(
+            self.items,
+            samples,
+            batch_size,
+            seed=seed,
+            history_length=history_length,
+            start=start,
+            later=later,
+        )
+
+    def samples(self, min_history: int = 1, sample_by: str = "user") -> Samples:
+        """Return what `batches` with the same options draws from."""
+        if min_history < 1:
+            raise ConfigError(f"min_history must be at least 1, got {min_history}")
+        if sample_by not in SAMPLE_BY:
+            raise ConfigError(f"sample_by must be one of {', '.join(SAMPLE_BY)}, got {sample_by!r}")
+        options = (min_history, sample_by)
+        if options not in self._samples:
+            users, starts, ends = self._training
+            firsts = starts + min_history
+            eligible = firsts < ends
+            if not eligible.any():
+                raise ConfigError(
+                    f"no training user has more than min_history = {min_history} items, but at "
+                    f"most {(ends - starts).max()}: lower it"
+                )
+            kept = slice(None) if eligible.all() else eligible  # no copies where all are
+            self._samples[options] = Samples(
+                users[kept], starts[kept], firsts[kept], ends[kept], sample_by
+            )
+        return self._samples[options]
+
+    def num_samples(self, min_history: int = 1) -> int:
+        """Return how many pairs of a user and a target there are: a pass over the data."""
+        samples = self.samples(min_history)
+        return int((samples.ends - samples.firsts).sum())
+
+    def sampling_law(self, min_history: int = 1, sample_by: str = "user") -> np.ndarray:
+        """Return the exact probability of each item to be the positive of a row of `batches`.
+
+        The first call with other options than the stored ones reads the log once.
+        Shape `[num_items + 1]`, float64; items that are never a target have 0.
+        """
+        options = (min_history, sample_by)
+        if options not in self._laws:
+            self._laws[options] = self.samples(*options).law(self.items, self.num_items)
+        return self._laws[options]
+
+    @property
+    def sampler_law(self) -> np.ndarray:
+        """`sampling_law` of `batches` without options.  Shape `[num_items + 1]`, float64."""
+        return self.sampling_law()
+
+    @property
+    def eligible_samples(self) -> int:
+        """`num_samples` of `batches` without options."""
+        return self.num_samples()
 
     def eval_batches(
         self,
@@ -132,15 +192,18 @@ class Dataset:
         )
 
     def train_sequences(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the training parts of all users: offsets int64 `[U + 1]` and item ids, CSR."""
-        part = self._training
-        positions, offsets = range_positions(part.starts, part.ends)
+        """Return the training parts of all users: offsets int64 `[U + 1]` and item ids, CSR.
+
+        Users with fewer than two training items are left out.
+        """
+        _, starts, ends = self._training
+        positions, offsets = range_positions(starts, ends)
         return offsets, self.items[positions]
 
     @property
     def train_users(self) -> np.ndarray:
         """Ids of the training users, in the order of `train_sequences`.  Shape `[U]`."""
-        return self._training.users
+        return self._training[0]
 
     def num_eval_users(self, split: str) -> int:
         """Return how many samples "valid" or "test" has."""
@@ -210,19 +273,45 @@ class Dataset:
         check_consistency(self)
 
     def training_arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the training users and where the training part of each ends.  `[T]`, int64."""
+        """Return the stored training users and where each one's training part ends.  int64."""
         return np.array(self._load("train_users")), np.array(self._load("train_ends"))
 
     @cached_property
-    def _training(self) -> TrainingPart:
+    def _training(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Users with two training items or more, and where their training part starts and ends."""
         users, ends = self.training_arrays()
-        return TrainingPart(
-            items=self.items,
-            users=users,
-            starts=self.offsets[users],
-            ends=ends,
-            min_history=self.min_history,
-        )
+        if self.prepared_min_history > 1 and self._left_out:
+            users, ends = self._with_short_users(users, ends)
+        return users, self.offsets[users], ends
+
+    def _with_short_users(
+        self, stored_users: np.ndarray, stored_ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Split the sequences again for the users that an earlier release left out."""
+        from crossbatch.data.prepare.splits import SPLITS, Sequences  # which imports this package
+
+        options, first_valid = self.manifest["options"], len(stored_users) + self._left_out
+        try:
+            if not 0 < first_valid <= self.num_users:
+                raise ValueError(f"{first_valid} training users of {self.num_users}")
+            sequences = Sequences(self.offsets, self.times, (first_valid, first_valid))
+            shares = (options["valid_share"], options["test_share"])
+            split = SPLITS[options["split"]](sequences, shares)
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{self.path} has a broken manifest ({error}): prepare it again"
+            ) from None
+        lengths = split.train_ends - self.offsets[split.train_users]
+        known = lengths > self.prepared_min_history
+        users, ends = split.train_users, split.train_ends
+        if not (
+            np.array_equal(users[known], stored_users) and np.array_equal(ends[known], stored_ends)
+        ):
+            raise DataError(
+                f"{self.path} leaves out users with up to {self.prepared_min_history} items, and "
+                "its arrays do not say which: prepare it again"
+            )
+        return users[lengths > 1], ends[lengths > 1]
 
     def part(self, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return users, first targets and ends of "valid" or "test".  Shapes `[E]`, int64."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.data.prepare.sequences import TIE_RULES
@@ -27,7 +27,6 @@ class PrepareOptions:
         valid_share: Share of users (or, by time, of interactions) kept for validation.
         test_share: The same for the test.
         ties: Order of one user's interactions of one moment: "shuffle", "stable" or "item".
-        min_history: Items that a training sample has before its target, at least.
         cold_items: Share of items withheld from training users altogether, so that only
             evaluation contains them; for the split by users.
         min_rating: Leave out interactions with a lower rating.
@@ -42,16 +41,21 @@ class PrepareOptions:
     valid_share: float = 0.1
     test_share: float = 0.1
     ties: str = "shuffle"
-    min_history: int = 4
     cold_items: float = 0.0
     min_rating: float | None = None
     max_bad_lines: float = 0.001
     seed: int = COMIREC_SEED
+    min_history: InitVar[int | None] = None  # of earlier releases: refused
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, min_history: int | None) -> None:
+        if min_history is not None:
+            raise ConfigError(
+                f"min_history is an option of training, got {min_history} for preparation: leave "
+                f"it out here, and train with --set train.min_history={min_history}"
+            )
         _one_of("split", self.split, SPLITS)
         _one_of("ties", self.ties, TIE_RULES)
-        for name in ("min_item_count", "min_user_count", "min_history"):
+        for name in ("min_item_count", "min_user_count"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         user_bounds(1, (self.valid_share, self.test_share))

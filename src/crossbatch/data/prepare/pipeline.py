@@ -7,7 +7,7 @@ prepare(open_source("ml-1m.zip"), "ml-1m", PrepareOptions(split="leave_last_out"
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +17,11 @@ import polars as pl
 from crossbatch.data.dataset.arrays import ArrayReader
 from crossbatch.data.dataset.features import write_features
 from crossbatch.data.dataset.manifest import write_manifest
+from crossbatch.data.dataset.samples import Samples, item_totals
 from crossbatch.data.dataset.string_table import write_strings
 from crossbatch.data.prepare import local_engine, spark_engine
 from crossbatch.data.prepare.options import PrepareOptions
-from crossbatch.data.prepare.splits import (
-    SPLITS,
-    Sequences,
-    Split,
-    TrainingPositives,
-    training_positives,
-    write_split,
-)
+from crossbatch.data.prepare.splits import SPLITS, Sequences, Split, write_split
 from crossbatch.data.progress import Progress, silent
 from crossbatch.data.readers.source import Source, Tally, reader_errors
 from crossbatch.errors import ConfigError, DataError
@@ -70,35 +64,38 @@ def prepare(
     with atomic_folder(Path(out), overwrite=overwrite) as folder:
         log = ENGINES[engine](source, folder, options, tally, progress)
         sequences = Sequences(log.offsets, ArrayReader(folder / "times.npy"), log.bounds)
-        split, positives = _write_split(folder, sequences, len(log.item_keys), options)
+        split, training = _write_split(folder, sequences, len(log.item_keys), options)
         with reader_errors("the content of items or users"):
             features = _write_content(folder, source, log, content, progress)
         progress("checksums", 0, None)
-        manifest = _manifest(source, options, log, split, positives)
+        manifest = _manifest(source, options, log, split, training)
         manifest |= {"features": features, "reading": _reading(tally, content, log)}
         return write_manifest(folder, manifest)
 
 
 def _write_split(
     folder: Path, sequences: Sequences, num_items: int, options: PrepareOptions
-) -> tuple[Split, TrainingPositives]:
+) -> tuple[Split, dict[str, int]]:
+    """Write split, item counts and sampling law; return the split and the counts of training."""
     split = SPLITS[options.split](sequences, (options.valid_share, options.test_share))
-    positives = training_positives(
-        ArrayReader(folder / "items.npy"),
-        sequences.offsets[split.train_users],
-        split.train_ends,
-        num_items=num_items,
-        min_history=options.min_history,
-    )
-    if not positives.samples:
-        raise DataError(
-            f"no training user has more than min_history = {options.min_history} interactions: "
-            "lower --min-history or use a longer log"
-        )
-    write_split(folder, split, positives.eligible)
-    np.save(folder / "item_counts.npy", positives.counts)
-    np.save(folder / "sampler_law.npy", positives.probabilities)
-    return split, positives
+    items, offsets = ArrayReader(folder / "items.npy"), sequences.offsets
+    lengths = split.train_ends - offsets[split.train_users]
+    if not (lengths > 1).any():
+        raise DataError("no training user has two interactions: use a longer log")
+    counts = item_totals(items, offsets[split.train_users], split.train_ends, num_items)
+    users, ends = split.train_users[lengths > 1], split.train_ends[lengths > 1]
+    starts = offsets[users]
+    samples = Samples(users, starts, starts + 1, ends)
+    split = replace(split, train_users=users, train_ends=ends)
+    write_split(folder, split)
+    np.save(folder / "item_counts.npy", counts)
+    np.save(folder / "sampler_law.npy", samples.law(items, num_items))
+    return split, {
+        "train_users": len(users),
+        "train_users_too_short": len(lengths) - len(users),
+        "train_interactions": int(counts.sum()),
+        "eligible_samples": int((lengths[lengths > 1] - 1).sum()),
+    }
 
 
 def _write_content(
@@ -150,9 +147,8 @@ def _manifest(
     options: PrepareOptions,
     log: SortedLog,
     split: Split,
-    positives: TrainingPositives,
+    training: dict[str, int],
 ) -> dict[str, Any]:
-    lengths = split.train_ends - log.offsets[split.train_users]
     names = _file_names(source.files)
     return {
         "source": {
@@ -166,10 +162,7 @@ def _manifest(
             "users": len(log.user_keys),
             "items": len(log.item_keys),
             "interactions": int(log.offsets[-1]),
-            "train_users": int(positives.eligible.sum()),
-            "train_users_too_short": int((~positives.eligible).sum()),
-            "train_interactions": int(lengths.sum()),
-            "eligible_samples": positives.samples,
+            **training,
             "valid_users": len(split.valid.users),
             "valid_targets": int((split.valid.ends - split.valid.cuts).sum()),
             "test_users": len(split.test.users),

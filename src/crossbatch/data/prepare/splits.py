@@ -1,4 +1,4 @@
-"""How sequences are divided into training, validation and test parts, and drawn for training.
+"""How sequences are divided into training, validation and test parts.
 
 Every split comes to the same few arrays, so the dataset has one code path:
 
@@ -10,11 +10,11 @@ Every split comes to the same few arrays, so the dataset has one code path:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crossbatch.data.dataset.arrays import offsets_of, pieces, range_positions, user_runs
+from crossbatch.data.dataset.arrays import pieces, user_runs
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 1 << 20  # interactions that are read at once
 BINS = 1 << 16
-SUMMED_ROWS = 2_000_000  # another number would round the sampling distribution differently
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +139,10 @@ def user_bounds(num_users: int, fractions: tuple[float, float]) -> tuple[int, in
     return int(round(1 - valid - test, 9) * num_users), int(round(1 - test, 9) * num_users)
 
 
-def write_split(folder: Path, split: Split, eligible: np.ndarray) -> None:
-    """Write the arrays that `Dataset` reads; only eligible users are trained on."""
-    np.save(folder / "train_users.npy", split.train_users[eligible])
-    np.save(folder / "train_ends.npy", split.train_ends[eligible])
+def write_split(folder: Path, split: Split) -> None:
+    """Write the arrays that `Dataset` reads."""
+    np.save(folder / "train_users.npy", split.train_users)
+    np.save(folder / "train_ends.npy", split.train_ends)
     for name, part in (("valid", split.valid), ("test", split.test)):
         np.save(folder / f"{name}_users.npy", part.users)
         np.save(folder / f"{name}_cuts.npy", part.cuts)
@@ -193,53 +192,3 @@ def _before(sequences: Sequences, moment: int) -> np.ndarray:
         earlier = np.concatenate([[0], np.cumsum(sequences.times[start:end] < moment)])
         before[run] += np.diff(earlier[offsets[run.start : run.stop + 1] - start])
     return before
-
-
-class TrainingPositives(NamedTuple):
-    """How often each item occurs in training; row 0 is padding.
-
-    Attributes:
-        counts: Interactions in the training part.  Shape `[num_items + 1]`, int64.
-        probabilities: That of being a batch row's positive.  Shape `[num_items + 1]`, float64.
-        eligible: Which training users can give a sample.  Shape `[T]`, bool.
-        samples: How many (user, position) pairs can be a sample.
-    """
-
-    counts: np.ndarray
-    probabilities: np.ndarray
-    eligible: np.ndarray
-    samples: int
-
-
-def training_positives(
-    items: ArrayReader | np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    *,
-    num_items: int,
-    min_history: int,
-) -> TrainingPositives:
-    """Compute the exact sampling distribution of the positives of training batches.
-
-    A batch row is a user drawn uniformly from the eligible ones and a position k drawn uniformly
-    from {m, …, L_u − 1}, where m is the minimum history, so that
-
-        q(i) = 1/U · Σ_u #(positions k ≥ m of u that hold i) / (L_u − m).
-
-    The training parts are `start:end` of `items`, all sequences end to end; starts ascend.
-    """
-    lengths = ends - starts
-    eligible = lengths > min_history
-    weights = 1.0 / np.maximum(lengths - min_history, 1)
-    counts = np.zeros(num_items + 1, dtype=np.int64)
-    total = np.zeros(num_items + 1, dtype=np.float64)
-    for run in user_runs(offsets_of(lengths), SUMMED_ROWS):
-        positions, _ = range_positions(starts[run], ends[run])
-        owner = np.repeat(np.arange(run.start, run.stop), lengths[run])
-        first = int(starts[run.start])
-        held = items[first : int(ends[run.stop - 1])][positions - first]
-        counts += np.bincount(held, minlength=num_items + 1)
-        targets = (positions >= starts[owner] + min_history) & eligible[owner]
-        total += np.bincount(held[targets], weights[owner[targets]], minlength=num_items + 1)
-    samples = int((lengths[eligible] - min_history).sum())
-    return TrainingPositives(counts, total / max(int(eligible.sum()), 1), eligible, samples)
