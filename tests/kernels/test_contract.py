@@ -10,7 +10,7 @@ import torch
 from crossbatch import kernels
 from crossbatch.kernels import OPS, switched_off
 from crossbatch.kernels.ragged import real_entries
-from crossbatch.kernels.sampled_softmax import Columns
+from crossbatch.kernels.softmax_rows import Columns
 
 SIZES = {"one history": [3], "several": [3, 0, 5, 1], "empty ones": [0, 0], "none": []}
 
@@ -50,6 +50,14 @@ def softmax(sizes, *, own=None, push=3.0, exclude=True):
     return [columns, torch.randn(B, d), vectors, [vectors, torch.randn(M, d)]]
 
 
+def weighted_queries(sizes):
+    """Rows of several queries: as many as `sizes` says, one where it says none."""
+    columns, _, own, vectors = softmax(sizes)
+    per_row = torch.tensor([max(size, 1) for size in sizes] or [1])
+    P, d = int(per_row.sum()), own.shape[1]
+    return [columns, torch.randn(P, d), own, vectors, torch.randn(P), per_row.cumsum(0)]
+
+
 def lookups(sizes):
     """Two tables, ids of each, and where the bags begin."""
     n = sum(sizes)
@@ -65,6 +73,7 @@ CASES = {
     "history_mean": lambda sizes: [torch.randn(sum(sizes), 6), stops_of(sizes)],
     "gather_rows": lambda sizes: lookups(sizes)[:2],
     "sum_rows": lookups,
+    "recency_mean": lambda sizes: [torch.randn(sum(sizes), 6), stops_of(sizes), torch.randn(4)],
     "known_columns": lambda sizes: [
         torch.randint(-1, 9, (sum(sizes),)),
         torch.tensor([0, *stops_of(sizes).tolist()]),
@@ -72,6 +81,7 @@ CASES = {
     ],
     "routed_interests": routing,
     "sampled_softmax": softmax,
+    "sampled_softmax of queries": weighted_queries,
     "scores_above": lambda sizes: [torch.randn(4 * len(sizes), 2, 20), 4, torch.ones(20)],
     "unit_vectors": lambda sizes: [torch.randn(sum(sizes), 6) * torch.tensor([0.0, 1.0]).repeat(3)],
 }
@@ -118,8 +128,14 @@ def differentiable(name, arguments):
     if name == "routed_interests":  # first logits choose weights and carry no gradient
         return [t for t in floats if t is not arguments[2]]
     if name == "sampled_softmax":
-        return [arguments[1], *{id(t): t for t in [arguments[2], *arguments[3]]}.values()]
+        weights = arguments[4:5]
+        vectors = {id(t): t for t in [arguments[2], *arguments[3]]}.values()
+        return [arguments[1], *vectors, *weights]
     return floats
+
+
+def operation_of(case):
+    return case.removesuffix(" of queries")
 
 
 def evaluated(name, function, arguments):
@@ -139,7 +155,8 @@ def evaluated(name, function, arguments):
     ]
 
 
-def check(name, arguments, *, rtol=1e-4, atol=2e-5):
+def check(case, arguments, *, rtol=1e-4, atol=2e-5):
+    name = operation_of(case)
     doubled = each_tensor(
         arguments, lambda t: t.detach().double() if t.is_floating_point() else t.clone()
     )
@@ -172,23 +189,23 @@ def mode(request):
 
 
 def test_every_operation_has_a_case():
-    assert set(CASES) == set(OPS)
+    assert {operation_of(case) for case in CASES} == set(OPS)
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", CASES)
 def test_equals_its_definition(name, sizes, mode):
     check(name, CASES[name](sizes))
 
 
 @pytest.mark.parametrize("layout", MAKE_STRIDED)
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", CASES)
 def test_any_memory_layout_will_do(name, layout, mode):
     arguments = each_tensor(CASES[name]([3, 0, 5, 1]), MAKE_STRIDED[layout])
     check(name, arguments)
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", CASES)
 def test_expanded_input_is_read_as_it_stands(name, mode):
     """One row, or one number, in the place of many: strides of zero."""
 
@@ -201,7 +218,7 @@ def test_expanded_input_is_read_as_it_stands(name, mode):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", CASES)
 def test_other_precisions_take_the_definition(name, dtype, mode):
     arguments = each_tensor(
         CASES[name]([3, 0, 5, 1]), lambda t: t.to(dtype) if t.is_floating_point() else t
@@ -215,6 +232,7 @@ def test_other_precisions_take_the_definition(name, dtype, mode):
 
 
 WRONG = {
+    "recency_mean": lambda a: [a[0], a[1].float(), a[2]],
     "distinct_ids": lambda a: [a[0].int(), *a[1:]],
     "gru_states": lambda a: [a[0], a[1].int(), *a[2:]],
     "history_mean": lambda a: [a[0], a[1].float()],
@@ -230,7 +248,7 @@ def test_ids_of_another_type_are_refused(name, mode):
 
 
 @pytest.mark.parametrize("stops", [[3, 2, 8, 9], [-1, 3, 8, 9], [3, 3, 8, 10], [3, 3, 8, 8], [9]])
-@pytest.mark.parametrize("name", ["gru_states", "history_mean", "routed_interests"])
+@pytest.mark.parametrize("name", ["gru_states", "history_mean", "recency_mean", "routed_interests"])
 def test_stops_that_do_not_cut_the_items_are_refused(name, stops, mode):
     arguments = CASES[name]([3, 0, 5, 1])
     arguments[1] = torch.tensor(stops)
@@ -245,6 +263,37 @@ def test_stops_that_do_not_cut_the_items_are_refused(name, stops, mode):
 def test_offsets_out_of_range_are_refused(offsets, mode):
     with pytest.raises(ValueError, match="offsets must rise from 0 or more"):
         OPS["known_columns"].run(torch.arange(9), torch.tensor(offsets), torch.arange(4))
+
+
+@pytest.mark.parametrize("block_rows", [1, 3, 100])
+@pytest.mark.parametrize("own", [0, None])
+def test_softmax_of_queries_in_blocks_of_rows(own, block_rows, mode):
+    columns, queries, vectors, groups, log_weights, stops = weighted_queries([3, 1, 5, 2])
+    fields = {name: getattr(columns, name) for name in Columns.__slots__} | {"own": own}
+    if own is not None:  # the positives are among the columns as they stand
+        fields["push"] = (1.0, 1.0)
+    arguments = [Columns(**fields), queries, vectors, groups, log_weights, stops]
+    leaves = [queries, vectors, groups[1], log_weights]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    u, v, bank, weights = doubles
+    truth = (
+        OPS["sampled_softmax"].definition(Columns(**fields), u, v, [v, bank], weights, stops).mean()
+    )
+    run = OPS["sampled_softmax"].run(*arguments, mean=True, block_rows=block_rows)
+    torch.testing.assert_close(run.double(), truth, rtol=1e-5, atol=1e-6)
+    ours, theirs = torch.autograd.grad(run, leaves), torch.autograd.grad(truth, doubles)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("stops", [[2, 1, 5, 9], [3, 3, 8, 11], [3, 4, 9, 12], [3, 4, 9]])
+def test_queries_that_do_not_belong_to_rows_are_refused(stops, mode):
+    arguments = weighted_queries([3, 1, 5, 2])
+    arguments[5] = torch.tensor(stops)
+    with pytest.raises(ValueError, match=r"stops must|row_keys and own_log_q must have shape"):
+        OPS["sampled_softmax"].run(*arguments)
 
 
 @pytest.mark.parametrize("own", [0, 2, None])
@@ -268,7 +317,9 @@ def test_softmax_in_blocks_of_rows(own, block_rows, mean, mode):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gru_states", "history_mean", "routed_interests", "unit_vectors"])
+@pytest.mark.parametrize(
+    "name", ["gru_states", "history_mean", "recency_mean", "routed_interests", "unit_vectors"]
+)
 def test_second_derivatives_are_refused_rather_than_wrong(name):
     if not kernels.available():
         pytest.skip("needs numba")

@@ -24,9 +24,17 @@ def test_first_example():
     assert names["vectors"].shape == (3707, 64)
 
 
+def test_example_of_a_set_of_queries():
+    names: dict = {}
+    exec(examples()[0], names)
+    exec(examples()[1], names)
+    assert names["queries"].vectors.shape == (1, 3, 64)
+    assert names["scores"].shape == (1, 3707)
+
+
 def test_item_tower_example():
     names: dict = {"values": torch.ones(3707).int(), "offsets": torch.arange(3708)}
-    exec(examples()[1], names)
+    exec(examples()[2], names)
     assert names["tower"](torch.tensor([1, 2])).shape == (2, 64)
 
 
@@ -36,7 +44,7 @@ def test_example_of_towers_of_ones_own():
         "TwoTower": TwoTower,
         "MyTextEncoder": lambda: nn.Embedding(9, 4),
     }
-    exec(examples()[2], names)
+    exec(examples()[3], names)
     users = names["model"].users(torch.tensor([[3, 5, 0], [0, 0, 0]]))
     assert torch.equal(users[0, 0], names["model"].items(torch.tensor([5]))[0])
 

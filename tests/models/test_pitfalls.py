@@ -1,5 +1,7 @@
 """Mistakes that public two-tower code has made, each with a test that would have caught it."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional
@@ -8,6 +10,7 @@ from crossbatch.kernels.routing import routing_weights
 from crossbatch.models import MIND, MODELS, EmbeddingTable, ItemTower, build_model
 from crossbatch.models.history import PaddedHistory
 from crossbatch.models.readout import READOUTS
+from crossbatch.queries import Queries
 
 
 def test_pitfall_17_routing_softmax_over_positions():
@@ -25,6 +28,13 @@ def test_pitfall_17_within_the_tower():
     length = capsules.norm(dim=-1, keepdim=True)  # n² / (1 + n²) for a sum of length n
     unsquashed = capsules / length * (length / (1 - length)).sqrt()
     torch.testing.assert_close(unsquashed.sum(dim=1), history.sum(dim=1), atol=1e-4, rtol=1e-4)
+
+
+def tensors(interests: torch.Tensor | Queries) -> list[torch.Tensor]:
+    """Interests, or the vectors and weights of queries."""
+    if isinstance(interests, Queries):
+        return [interests.vectors, interests.log_weights.exp()]
+    return [interests]
 
 
 @pytest.mark.parametrize("readout", READOUTS)
@@ -52,10 +62,11 @@ def test_pitfall_19_and_20_padding_row_pollutes_the_user(name, content, make_his
     torch.manual_seed(0)
     model = build_model(name, 50, 16).eval()
     history = make_history()
-    expected = model.users(history)
+    expected = tensors(model.users(history))
     with torch.no_grad():
         model.item_tower.table.weight[0] = content
-    assert torch.equal(model.users(history), expected)
+    for found, before in zip(tensors(model.users(history)), expected, strict=True):
+        assert torch.equal(found, before)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -63,10 +74,14 @@ def test_pitfall_19_and_20_towers_ignore_vectors_at_padding(name):
     torch.manual_seed(0)
     tower = MODELS[name](16).eval()
     vectors, mask = torch.randn(3, 6, 16), torch.arange(6) < torch.tensor([[6], [2], [0]])
-    clean = tower(PaddedHistory(vectors * mask[:, :, None], mask))
-    torch.testing.assert_close(tower(PaddedHistory(vectors, mask)), clean, atol=1e-6, rtol=1e-5)
-    short = tower(PaddedHistory(vectors[1:2, :2], mask[1:2, :2]))
-    torch.testing.assert_close(clean[1:2], short, atol=1e-6, rtol=1e-5)
+    clean = tensors(tower(PaddedHistory(vectors * mask[:, :, None], mask)))
+    found = tensors(tower(PaddedHistory(vectors, mask)))
+    torch.testing.assert_close(found, clean, atol=1e-6, rtol=1e-5)
+    short = tensors(tower(PaddedHistory(vectors[1:2, :2], mask[1:2, :2])))
+    if name == "recent_items":  # a query of each item: padding has none
+        clean = [part[:, :2] for part in clean]
+    clean = [part[1:2] for part in clean]
+    torch.testing.assert_close(clean, short, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -74,9 +89,17 @@ def test_pitfall_21_scores_summed_over_the_wrong_axis(name, make_history):
     torch.manual_seed(0)
     model, history = build_model(name, 50, 16).eval(), make_history(B=5)
     u, _ = model(history, torch.arange(1, 6))
-    logits = u @ model.items(torch.arange(1, 8)).T
+    items, table = model.items(torch.arange(1, 8)), model.item_tower.table.weight
+    logits = u.scores(items) if isinstance(u, Queries) else u @ items.T
     assert logits.shape == (5, 7)
-    table = model.item_tower.table.weight
+    if isinstance(u, Queries):
+        terms = [
+            log_weight + sum((query * table[7]).tolist())
+            for query, log_weight in zip(u.vectors[0], u.log_weights[0].tolist(), strict=True)
+        ]
+        expected = math.log(sum(math.exp(term) for term in terms))
+        assert logits[0, 6].item() == pytest.approx(expected, abs=1e-5)
+        return
     assert logits[0, 6].item() == pytest.approx(sum((u[0] * table[7]).tolist()), abs=1e-6)
 
 

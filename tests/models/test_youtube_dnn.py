@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from crossbatch.models import YouTubeDNN
-from crossbatch.models.history import PaddedHistory
+from crossbatch.models.history import History, PaddedHistory
 
 
 def reference(tower: YouTubeDNN, history: np.ndarray, lengths: list[int]) -> np.ndarray:
@@ -61,3 +61,35 @@ def test_hand_value():
 def test_rejects_an_impossible_width():
     with pytest.raises(ValueError, match="hidden must hold layer widths of at least 1, got"):
         YouTubeDNN(8, hidden=(0,))
+
+
+def test_recency_pooling_weighs_items_by_age():
+    tower = YouTubeDNN(2, pooling="recency")
+    with torch.no_grad():
+        tower.log_weights.copy_(torch.zeros_like(tower.log_weights))
+        tower.log_weights[1] = np.log(3.0)  # the item before the newest counts three times
+    history = torch.tensor([[[1.0, 0.0], [4.0, 8.0], [0.0, 0.0]]])
+    mask = torch.tensor([[True, True, False]])
+    # weights 3/4 and 1/4; the layer begins as the identity
+    expected = torch.tensor([[[1.75, 2.0]]])
+    torch.testing.assert_close(tower(PaddedHistory(history, mask)), expected)
+    items = History(lambda: history[0, :2], torch.tensor([2]))
+    torch.testing.assert_close(tower(items), expected)
+
+
+def test_recency_weights_begin_falling_so_that_old_items_hardly_count():
+    tower = YouTubeDNN(4, pooling="recency")
+    newest = torch.randn(1, 20, 4)
+    longer = torch.cat([torch.randn(1, 180, 4), newest], dim=1)
+
+    def user(vectors):
+        return tower(PaddedHistory(vectors, torch.ones(vectors.shape[:2], dtype=torch.bool)))
+
+    # e^(-0.15 · 20) of the weight is older than 20 items
+    torch.testing.assert_close(user(longer), user(newest), atol=0.25, rtol=0)
+    assert not torch.allclose(user(longer), user(newest), atol=1e-4)
+
+
+def test_rejects_an_unknown_pooling():
+    with pytest.raises(ValueError, match="pooling must be one of mean, recency, got 'max'"):
+        YouTubeDNN(8, pooling="max")

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import crossbatch.retrieval.index as index_module
+from crossbatch.queries import Queries
 from crossbatch.retrieval import INDEXES, ExactIndex
 from crossbatch.retrieval.index import group_size
 
@@ -278,3 +279,50 @@ def test_few_rows_at_once_or_streamed_give_the_same_lists(monkeypatch: pytest.Mo
     long = ExactIndex(vectors).search(interests, 50, exclude=exclude)
     assert torch.equal(short.item_ids, long.item_ids)
     torch.testing.assert_close(short.scores, long.scores)
+
+
+def together(vectors, queries, k, exclude=None):
+    """Log-sum-exp scores in float64, sorted in plain Python."""
+    scores = queries.vectors.double() @ vectors.double().T + queries.log_weights.double()[..., None]
+    scores = scores.exp().sum(dim=1).log()
+    lists = []
+    for row, values in enumerate(scores.tolist()):
+        banned = {0} | (set(exclude[row].tolist()) if exclude is not None else set())
+        lists.append(sorted((-s, i) for i, s in enumerate(values) if i not in banned)[:k])
+    return lists
+
+
+@pytest.mark.parametrize("excluding", [False, True])
+@pytest.mark.parametrize("num_items", [40, 700])
+def test_weighted_queries_score_items_together(either_way, num_items, excluding):
+    torch.manual_seed(num_items)
+    B, K, d, k = 9, 4, 6, 10
+    vectors = torch.randn(num_items + 1, d)
+    log_weights = torch.randn(B, K)
+    log_weights[:3, 2:] = -torch.inf
+    queries = Queries(torch.randn(B, K, d), log_weights)
+    exclude = torch.randint(0, num_items + 1, (B, 5)) if excluding else None
+    top = ExactIndex(vectors).search(queries, k, exclude=exclude)
+    for row, expected in enumerate(together(vectors, queries, k, exclude)):
+        assert top.item_ids[row].tolist() == [item for _, item in expected]
+        torch.testing.assert_close(
+            top.scores[row], torch.tensor([-s for s, _ in expected], dtype=torch.float32)
+        )
+    best = ExactIndex(vectors).search(queries.vectors, k, exclude=exclude)
+    assert not torch.equal(best.item_ids, top.item_ids)  # the best query alone ranks otherwise
+
+
+def test_one_query_of_weight_one_is_one_interest(either_way):
+    torch.manual_seed(0)
+    vectors, interests = torch.randn(301, 5), torch.randn(7, 1, 5)
+    index = ExactIndex(vectors)
+    alone = index.search(interests, 8)
+    together = index.search(Queries(interests, torch.zeros(7, 1)), 8)
+    assert torch.equal(alone.item_ids, together.item_ids)
+    torch.testing.assert_close(alone.scores, together.scores)
+
+
+def test_users_without_a_query_are_refused():
+    queries = Queries(torch.randn(2, 3, 4), torch.tensor([[0.0, 0, 0], [-torch.inf] * 3]))
+    with pytest.raises(ValueError, match="the largest log-weight of each user must be finite"):
+        ExactIndex(torch.randn(9, 4)).search(queries, 3)

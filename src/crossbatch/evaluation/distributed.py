@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from crossbatch.evaluation import Evaluation
     from crossbatch.evaluation.evaluator import EvalBatch
     from crossbatch.evaluation.recommenders import ItemEncoder, Recommender, Towers, UserBatch
+    from crossbatch.queries import Queries
     from crossbatch.training.distributed.ranks import Ranks
 
 
@@ -44,7 +45,7 @@ class ItemShards:
         self.ranks, self.vectors = ranks, vectors
         self.first_id, self.num_items = first_id, num_items
 
-    def search(self, interests: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
+    def search(self, interests: Tensor | Queries, k: int, *, exclude: Tensor | None = None) -> TopK:
         """As `ExactIndex.search` over the items of all ranks."""
         own = self._search_own(interests, k, exclude)
         scores = torch.cat(self.ranks.collect(own.scores), dim=1)  # [B, R·k]
@@ -53,13 +54,13 @@ class ItemShards:
         best, order = scores.sort(dim=1, descending=True, stable=True)
         return TopK(best[:, :k], item_ids.gather(1, order[:, :k]))
 
-    def _search_own(self, interests: Tensor, k: int, exclude: Tensor | None) -> TopK:
+    def _search_own(self, interests: Tensor | Queries, k: int, exclude: Tensor | None) -> TopK:
         shift, num_own = self.first_id - 1, len(self.vectors) - 1
         if num_own == 0:
-            nothing = interests.new_full((len(interests), k), -torch.inf)
+            nothing = self.vectors.new_full((len(interests), k), -torch.inf)
             return TopK(nothing, torch.zeros_like(nothing, dtype=torch.int64))
         if exclude is not None:
-            exclude = exclude.to(interests.device) - shift
+            exclude = exclude.to(self.vectors.device) - shift
             exclude = exclude.where((exclude > 0) & (exclude <= num_own), 0)
         found = ExactIndex(self.vectors).search(interests, k, exclude=exclude)
         return TopK(found.scores, torch.where(found.item_ids > 0, found.item_ids + shift, 0))

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from crossbatch.queries import Queries
 from crossbatch.retrieval import ExactIndex, Index
 
 # Items encoded at once: the content features of a whole catalogue need not fit in memory.
@@ -42,8 +43,8 @@ class ItemEncoder(Protocol):
 class Towers(ItemEncoder, Protocol):
     """A two-tower model as evaluation sees it; `crossbatch.models.TwoTower` is one."""
 
-    def users(self, history: Tensor, user_ids: Tensor | None = None) -> Tensor:
-        """`[B, L]` histories → `[B, K, d]` interests."""
+    def users(self, history: Tensor, user_ids: Tensor | None = None) -> Tensor | Queries:
+        """`[B, L]` histories → `[B, K, d]` interests, or `Queries`."""
         ...
 
 

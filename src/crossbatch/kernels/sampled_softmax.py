@@ -1,10 +1,15 @@
 """Sampled softmax: the losses of B rows over N shared columns, and their gradients.
 
-With scores s_rj = u_r·v_j, corrected logits s'_rj = s_rj − log q_j, and Z_r the sum of their
-exponentials over the row's own positive and its negatives,
+A row is one query vector, or a group of weighted ones that score a column together. With scores
+s_kj = a_k + u_k·v_j of query k of a row (a is its log-weight), corrected logits
+s'_kj = s_kj − log q_j, and Z the sum of their exponentials over the row's queries, its own positive
+and its negatives,
 
-    loss_r = log Z_r − s'_rr        ∂loss_r/∂s_rj = p_rj = e^{s'_rj} / Z_r
-                                    ∂loss_r/∂s_rr = p_rr − 1
+    loss = log Z − log Σ_k e^{s'_ko}        ∂loss/∂s_kj = p_kj = e^{s'_kj} / Z
+                                            ∂loss/∂s_ko = w_k (Σ_k p_ko − 1)
+
+where o is the row's own positive and w_k = e^{s'_ko} / Σ_k e^{s'_ko} the share of query k in its
+score: one query is the case w = 1.
 
 Plain autograd would save every logit, compute gradients of cached columns that need none, and make
 a `[B, N]` mask that costs as much as the exponentials. Here the scores of a block of rows turn, in
@@ -15,22 +20,19 @@ other side's vectors. A bank costs two matrix products and its exponentials; not
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from crossbatch.kernels.compiler import (
-    Array,
-    array,
-    compiled,
-    compiled_reordered,
-    inlined,
-    intrinsic,
-    np,
-    refuse_second_derivative,
-    usable,
+from crossbatch.kernels.compiler import refuse_second_derivative
+from crossbatch.kernels.ragged import check_stops, lengths
+from crossbatch.kernels.softmax_rows import (
+    Columns,
+    as_type,
+    logsumexp_by_row,
+    row_of_query,
+    softmax_rows_,
 )
 
 if TYPE_CHECKING:
@@ -39,63 +41,31 @@ if TYPE_CHECKING:
 CACHE_LINE = 16  # float32 values
 CACHED_SCORES = 1 << 20  # of a block of rows: they stay in the cache between two passes
 FEWEST_ROWS = 128  # of a block: with fewer, products would wait for the columns
-BUCKETS = 1024
-LOWEST = -2139095041  # the ordered bits of −inf
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The N columns of a softmax over B rows, besides their vectors.
-
-    Attributes:
-        log_q: `[N]` log-probability of each column under the sampler.
-        own_log_q: `[B]` that of the rows' own positives.
-        row_keys: `[B]` int64; a column is no negative of the rows whose key it carries.
-        column_keys: `[N]` int64.
-        exclude: `[B, N]` bool, further columns that are no negatives of a row; or None.
-        own: Column of the first row's own positive, where the positives are among the columns in
-            the order of the rows; None where they are not.
-        push: Factor of the gradient of each group of columns.
-    """
-
-    log_q: Tensor
-    own_log_q: Tensor
-    row_keys: Tensor
-    column_keys: Tensor
-    exclude: Tensor | None = None
-    own: int | None = None
-    push: tuple[float, ...] = (1.0,)
-
-    def rows(self, start: int, stop: int) -> Columns:
-        """The same columns, for some of the rows."""
-        if start == 0 and stop == self.row_keys.shape[0]:
-            return self
-        return Columns(
-            self.log_q,
-            self.own_log_q[start:stop],
-            self.row_keys[start:stop],
-            self.column_keys,
-            None if self.exclude is None else self.exclude[start:stop],
-            None if self.own is None else self.own + start,
-            self.push,
-        )
 
 
 def definition(
-    columns: Columns, users: Tensor, own_vectors: Tensor, vectors: Sequence[Tensor]
+    columns: Columns,
+    users: Tensor,
+    own_vectors: Tensor,
+    vectors: Sequence[Tensor],
+    log_weights: Tensor | None = None,
+    stops: Tensor | None = None,
 ) -> Tensor:
     """Losses `[B]` in plain autograd; arguments as in `sampled_softmax`."""
     dtype = torch.promote_types(users.dtype, torch.float32)
+    row = row_of_query(columns, stops)  # [P]
     with torch.autocast(users.device.type, enabled=False):
         u = users.to(dtype)
-        own = (u * own_vectors.to(dtype)).sum(dim=1) - columns.own_log_q  # [B]
+        weights = u.new_zeros(len(u)) if log_weights is None else log_weights.to(dtype)
+        own = (u * own_vectors.to(dtype)[row]).sum(dim=1) + weights - columns.own_log_q[row]  # [P]
         pushed = [_pushed(v, push) for v, push in zip(vectors, columns.push, strict=True)]
         logits = torch.cat([u @ v.to(dtype).T for v in pushed], dim=1) - columns.log_q
         dropped = columns.row_keys.unsqueeze(1) == columns.column_keys  # [B, N]
         if columns.exclude is not None:
             dropped = dropped | columns.exclude
-        logits = logits.masked_fill(dropped, float("-inf"))
-        return torch.cat([own.unsqueeze(1), logits], dim=1).logsumexp(dim=1) - own
+        logits = (logits + weights.unsqueeze(1)).masked_fill(dropped[row], float("-inf"))
+        of_query = torch.cat([own.unsqueeze(1), logits], dim=1).logsumexp(dim=1)
+        return logsumexp_by_row(of_query, row, columns) - logsumexp_by_row(own, row, columns)
 
 
 def _pushed(vectors: Tensor, push: float) -> Tensor:
@@ -108,6 +78,8 @@ def sampled_softmax(
     users: Tensor,
     own_vectors: Tensor,
     vectors: Sequence[Tensor],
+    log_weights: Tensor | None = None,
+    stops: Tensor | None = None,
     *,
     mean: bool = False,
     block_rows: int | None = None,
@@ -116,23 +88,34 @@ def sampled_softmax(
 
     Args:
         columns: What is known of the columns besides their vectors.
-        users: `[B, d]`, divided by the temperature.
+        users: `[P, d]` queries, divided by the temperature; one of each row unless `stops` is
+            given.
         own_vectors: `[B, d]` of the rows' own positives.
         vectors: `[n_i, d]` groups of columns, N in all.
+        log_weights: `[P]` of the queries; 0 unless given.
+        stops: `[B]` int64, where the queries of each row end; each row has one at least.
         mean: Whether to return the mean. Its gradients are computed along with it; those of single
             losses in the backward pass, once their weights are known.
-        block_rows: Rows of the scores in memory at a time; by default as many as the cache holds.
+        block_rows: Queries whose scores are in memory at a time, or those of one row if that has
+            more; by default as many as the cache holds.
     """
-    _check(columns, users, vectors)
+    _check(columns, users, vectors, log_weights, stops)
     own = own_vectors if columns.own is None else None
     losses: Tensor = _SampledSoftmax.apply(  # type: ignore[no-untyped-call]
-        columns, mean, block_rows, users, own, *vectors
+        columns, mean, block_rows, stops, users, own, log_weights, *vectors
     )
     return losses
 
 
-def _check(columns: Columns, users: Tensor, vectors: Sequence[Tensor]) -> None:
-    B, N = users.shape[0], sum([v.shape[0] for v in vectors])
+def _check(
+    columns: Columns,
+    users: Tensor,
+    vectors: Sequence[Tensor],
+    log_weights: Tensor | None,
+    stops: Tensor | None,
+) -> None:
+    P, N = users.shape[0], sum([v.shape[0] for v in vectors])
+    B = P if stops is None else stops.shape[0]
     if columns.row_keys.shape != (B,) or columns.own_log_q.shape != (B,):
         raise ValueError(f"row_keys and own_log_q must have shape [{B}], one entry for each row")
     if columns.column_keys.shape != (N,) or columns.log_q.shape != (N,):
@@ -141,6 +124,12 @@ def _check(columns: Columns, users: Tensor, vectors: Sequence[Tensor]) -> None:
         raise ValueError(f"exclude must have shape [{B}, {N}], got {list(columns.exclude.shape)}")
     if columns.own is not None and not 0 <= columns.own <= N - B:
         raise ValueError(f"own must leave room for {B} of {N} columns, got {columns.own}")
+    if log_weights is not None and log_weights.shape != (P,):
+        raise ValueError(f"log_weights must have shape [{P}], got {list(log_weights.shape)}")
+    if stops is not None:
+        check_stops(stops, P)
+        if bool((lengths(stops) < 1).any()):
+            raise ValueError("stops must leave each row one query at least")
 
 
 class _SampledSoftmax(torch.autograd.Function):
@@ -150,82 +139,102 @@ class _SampledSoftmax(torch.autograd.Function):
         columns: Columns,
         mean: bool,
         block_rows: int | None,
+        stops: Tensor | None,
         users: Tensor,
         own: Tensor | None,
+        log_weights: Tensor | None,
         *vectors: Tensor,
     ) -> Tensor:
-        ctx.columns, ctx.block_rows = columns, block_rows
-        ctx.live = ctx.needs_input_grad[5:]
-        scale = 1 / users.shape[0] if mean and any(ctx.needs_input_grad) else None
+        ctx.columns, ctx.block_rows, ctx.stops = columns, block_rows, stops
+        ctx.live, ctx.mean = ctx.needs_input_grad[7:], mean
+        B = columns.row_keys.shape[0]
+        scale = None
+        if mean and any(ctx.needs_input_grad):
+            scale = columns.own_log_q.new_full((B,), 1 / B)
         with no_autocast(users.device):
-            losses, gradients = _blocks(
-                columns, users, own, vectors, scale, ctx.live, block_rows=block_rows
-            )
-        ctx.mean = mean
-        ctx.save_for_backward(*gradients if mean else (users, own, *vectors))
+            losses, gradients = _blocks(ctx, scale, users, own, log_weights, *vectors)
+        ctx.save_for_backward(*gradients if mean else (users, own, log_weights, *vectors))
         return losses.mean() if mean else losses
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative("sampled_softmax_loss")
-        saved = ctx.saved_tensors
+        gradients: Any = ctx.saved_tensors
         if ctx.mean:
             factor = float(grad)
             if factor != 1:
-                saved = [None if gradient is None else gradient * factor for gradient in saved]
-            return None, None, None, *saved
-        users, own, *vectors = saved
-        with no_autocast(users.device):
-            _, gradients = _blocks(
-                ctx.columns, users, own, vectors, grad, ctx.live, block_rows=ctx.block_rows
-            )
-        return None, None, None, *gradients
+                gradients = [None if each is None else each * factor for each in gradients]
+        else:
+            with no_autocast(gradients[0].device):
+                _, gradients = _blocks(ctx, grad, *gradients)
+        return None, None, None, None, *gradients
 
 
 def _blocks(
-    columns: Columns,
+    ctx: Any,
+    scale: Tensor | None,
     users: Tensor,
     own: Tensor | None,
-    vectors: Sequence[Tensor],
-    scale: float | Tensor | None,
-    live: Sequence[bool],
-    *,
-    block_rows: int | None,
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Losses `[B]`, and gradients of users, own vectors and live groups of columns.
+    log_weights: Tensor | None,
+    *vectors: Tensor,
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """Losses `[B]`, and gradients of users, own vectors, log-weights and live groups of columns.
 
     Args:
-        columns: As in `sampled_softmax`, like those that follow.
-        users: …
+        ctx: Columns, stops, which groups of columns need a gradient, and the rows of a block.
+        scale: `[B]` weight of each loss; None for losses without gradients.
+        users: As in `sampled_softmax`, like those that follow.
         own: None where the positives are among the columns.
+        log_weights: …
         vectors: …
-        scale: Weight of each loss: one number, `[B]`, or None for losses without gradients.
-        live: Which groups of columns need a gradient.
-        block_rows: …
     """
-    u = _as(users, torch.promote_types(users.dtype, torch.float32)).contiguous()
-    parts = [_as(part, u.dtype) for part in vectors]
-    own = None if own is None else _as(own, u.dtype)
-    sizes = [part.shape[0] for part in parts]
-    B, N = u.shape[0], sum(sizes)
+    columns: Columns = ctx.columns
+    dtype = torch.promote_types(users.dtype, torch.float32)
+    u, parts = as_type(users, dtype).contiguous(), [as_type(part, dtype) for part in vectors]
+    P, B, N = u.shape[0], columns.row_keys.shape[0], columns.column_keys.shape[0]
+    weights = u.new_zeros(P) if log_weights is None else as_type(log_weights, dtype)
+    stops = torch.arange(1, P + 1, device=u.device) if ctx.stops is None else ctx.stops
+    own_rows = None  # [P, d] the own vector of each query's row
+    if own is not None:
+        own_rows = as_type(own, dtype)
+        if ctx.stops is not None:
+            own_rows = own_rows[row_of_query(columns, stops)]
     # Rows begin at full cache lines, or the products would take an eighth longer.
     width = (N + (own is not None) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
-    size = block_rows or max(FEWEST_ROWS, CACHED_SCORES // max(width, 1))
-    block, losses = u.new_empty(min(size, B), width), u.new_empty(B)
-    gradients = _Gradients(u, own, parts, live) if scale is not None else None
-    for start in range(0, B, size):
-        stop = min(start + size, B)
-        some, scores = u[start:stop], block[: stop - start]
-        places = scores.narrow(1, 0, N).split(sizes, dim=1) if sizes else ()
+    size = ctx.block_rows or max(FEWEST_ROWS, CACHED_SCORES // max(width, 1))
+    firsts = range(0, B, max(1, size * B // max(P, 1)))  # rows that begin a block
+    lasts = [*firsts[1:], B]
+    ends = [int(stops[last - 1]) for last in lasts] if ctx.stops is not None else lasts
+    starts = [0, *ends[:-1]]
+    most = max([end - start for start, end in zip(starts, ends, strict=True)], default=0)
+    block, losses = u.new_empty(most, width), u.new_empty(B)
+    ones = torch.ones_like(losses) if scale is None else as_type(scale, dtype)
+    gradients = _Gradients(u, own_rows, parts, ctx.live) if scale is not None else None
+    for first, last, start, end in zip(firsts, lasts, starts, ends, strict=True):
+        some, scores = u[start:end], block[: end - start]
+        places = scores.narrow(1, 0, N).split([len(part) for part in parts], dim=1)
         for place, part in zip(places, parts, strict=True):
             torch.mm(some, part.t(), out=place)
-        if own is not None:
-            scores[:, N] = torch.linalg.vecdot(some, own[start:stop])
-        factor = scale[start:stop] if isinstance(scale, Tensor) else scale
-        losses[start:stop] = softmax_rows_(columns.rows(start, stop), scores, factor)
+        if own_rows is not None:
+            scores[:, N] = torch.linalg.vecdot(some, own_rows[start:end])
+        losses[first:last], pulls = softmax_rows_(
+            columns.rows(first, last),
+            scores,
+            weights[start:end],
+            stops[first:last] - start,
+            ones[first:last],
+        )
         if gradients is not None:
-            gradients.add(start, stop, some, scores, places)
-    return losses, gradients.found(columns.push) if gradients else []
+            gradients.add(start, end, some, scores, places, pulls)
+    if gradients is None:
+        return losses, ()
+    found = gradients.found(columns.push)
+    if own is not None and ctx.stops is not None:  # each row's own vector serves all its queries
+        summed = torch.zeros_like(own, dtype=dtype)
+        found[1] = summed.index_add_(0, row_of_query(columns, stops), found[1])
+    if log_weights is None:
+        found[2] = None
+    return losses, found
 
 
 class _Gradients:
@@ -237,15 +246,22 @@ class _Gradients:
         self.own_vectors, self.parts = own, parts
         self.users = torch.empty_like(u) if parts else torch.zeros_like(u)
         self.own = None if own is None else torch.empty_like(u)
+        self.log_weights = u.new_empty(u.shape[0])
         self.columns = [
             torch.empty_like(part, memory_format=torch.contiguous_format) if needed else None
             for part, needed in zip(parts, live, strict=True)
         ]
 
     def add(
-        self, start: int, stop: int, some: Tensor, block: Tensor, places: Sequence[Tensor]
+        self,
+        start: int,
+        stop: int,
+        some: Tensor,
+        block: Tensor,
+        places: Sequence[Tensor],
+        log_weights: Tensor,
     ) -> None:
-        """Take in rows `start` to `stop`, whose block of scores has become one of gradients."""
+        """Take in queries `start` to `stop`, whose block of scores has become one of gradients."""
         users = self.users[start:stop]
         first = 0 if start == 0 else 1  # what there was before counts from the second block on
         for i, (place, part) in enumerate(zip(places, self.parts, strict=True)):
@@ -257,67 +273,15 @@ class _Gradients:
             pull = block[:, sum([place.shape[1] for place in places])].unsqueeze(1)
             users.addcmul_(self.own_vectors[start:stop], pull)
             torch.mul(some, pull, out=self.own[start:stop])
+        self.log_weights[start:stop] = log_weights
 
-    def found(self, push: Sequence[float]) -> list[Tensor | None]:
+    def found(self, push: Sequence[float]) -> list[Any]:
         """All of them, in the order of the arguments."""
         columns = [
             gradient if gradient is None or factor == 1 else gradient * factor
             for gradient, factor in zip(self.columns, push, strict=True)
         ]
-        return [self.users, self.own, *columns]
-
-
-def softmax_rows_(columns: Columns, block: Tensor, scale: float | Tensor | None) -> Tensor:
-    """Turn a block `[b, ≥ N]` of scores into the gradients of the losses, in place.
-
-    Behind the N columns stands the score of the row's own positive, unless it is among them.
-
-    Returns:
-        The losses `[b]`.
-    """
-    N = columns.column_keys.shape[0]
-    factor = scale if isinstance(scale, float) else 1.0
-    if usable(block, columns.log_q, columns.own_log_q):
-        losses = block.new_empty(block.shape[0])
-        nothing = np.empty((0, 0), dtype=np.bool_)
-        _softmax_rows(
-            block.numpy(),
-            array(columns.log_q),
-            array(columns.row_keys),
-            array(columns.column_keys),
-            nothing if columns.exclude is None else array(columns.exclude),
-            array(columns.own_log_q),
-            -1 if columns.own is None else columns.own,
-            factor,
-            losses.numpy(),
-        )
-    else:
-        losses = _softmax_rows_plain(columns, block, factor)
-    if isinstance(scale, Tensor):
-        block.narrow(1, 0, N + (columns.own is None)).mul_(scale.unsqueeze(1))
-    return losses
-
-
-def _softmax_rows_plain(columns: Columns, block: Tensor, scale: float) -> Tensor:
-    N = columns.column_keys.shape[0]
-    at = N if columns.own is None else columns.own
-    own = block[:, N] if columns.own is None else block.narrow(1, at, block.shape[0]).diagonal()
-    own_logit = own - columns.own_log_q
-    logits = block.narrow(1, 0, N)
-    logits -= _as(columns.log_q, block.dtype)
-    dropped = columns.row_keys.unsqueeze(1) == columns.column_keys
-    if columns.exclude is not None:
-        dropped = dropped | columns.exclude
-    logits.masked_fill_(dropped, float("-inf"))
-    own.copy_(own_logit)
-    used = block.narrow(1, 0, N + (columns.own is None))
-    peak = used.amax(dim=1, keepdim=True)
-    total = used.sub_(peak).exp_().sum(dim=1, keepdim=True)
-    used *= scale / total
-    # A sum of small terms: a small loss survives large logits, and so does p − 1 = e^{−loss} − 1.
-    losses: Tensor = total.squeeze(1).log() + (peak.squeeze(1) - own_logit)
-    own.copy_(scale * torch.expm1(-losses))
-    return losses
+        return [self.users, self.own, self.log_weights, *columns]
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -325,94 +289,3 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
-
-
-def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    # Asking is cheaper than a conversion that finds nothing to do.
-    return x if x.dtype == dtype else x.to(dtype)
-
-
-# ---- compiled: one pass over a row while it is in the cache; as torch operations it is nine ------
-
-exponential, float_as_bits = intrinsic("exponential"), intrinsic("float_as_bits")
-bits_as_float = intrinsic("bits_as_float")
-
-
-@compiled_reordered
-def _softmax_rows(
-    block: Array,
-    log_q: Array,
-    row_keys: Array,
-    column_keys: Array,
-    exclude: Array,
-    own_log_q: Array,
-    own: int,
-    scale: float,
-    losses: Array,
-) -> None:
-    """`softmax_rows_`; `own` is −1 for a score behind the columns, `exclude` may be empty."""
-    B, N = block.shape[0], column_keys.shape[0]
-    for r in range(B):
-        losses[r] = block[r, N if own < 0 else own + r] - own_log_q[r]  # the own logit, for now
-    _drop_matches(block, row_keys, column_keys)
-    for r in range(exclude.shape[0]):
-        for c in range(N):
-            block[r, c] = np.float32(-np.inf) if exclude[r, c] else block[r, c]
-    for r in range(B):
-        row, own_logit = block[r, :N], losses[r]
-        peak = max(_correct(row, log_q), own_logit)
-        total = _exponentials(row, peak) + np.exp(own_logit - peak)
-        share = np.float32(scale) / total
-        for c in range(N):
-            row[c] *= share
-        losses[r] = np.log(total) + (peak - own_logit)
-        block[r, N if own < 0 else own + r] = np.float32(scale) * np.expm1(-losses[r])
-
-
-@compiled
-def _drop_matches(block: Array, row_keys: Array, column_keys: Array) -> None:
-    """−inf where a column carries the row's key; rows are chained by the last bits of theirs."""
-    last_bits = BUCKETS - 1
-    head = np.empty(BUCKETS, dtype=np.int32)
-    for bucket in range(BUCKETS):
-        head[bucket] = -1
-    following = np.empty(row_keys.shape[0], dtype=np.int32)
-    for r in range(row_keys.shape[0]):
-        bucket = row_keys[r] & last_bits
-        following[r] = head[bucket]
-        head[bucket] = r
-    for c in range(column_keys.shape[0]):
-        r = head[column_keys[c] & last_bits]
-        while r >= 0:
-            if row_keys[r] == column_keys[c]:
-                block[r, c] = -np.inf
-            r = following[r]
-
-
-@compiled
-def _correct(row: Array, log_q: Array) -> Any:
-    """Subtract log q in place; return the maximum.
-
-    Of integers, because a running maximum of floats is not vectorised: with the bits of negative
-    numbers flipped, floats are in the order of their bits.
-    """
-    highest = np.int32(LOWEST)
-    for c in range(row.shape[0]):
-        row[c] -= log_q[c]
-        highest = max(highest, _ordered(float_as_bits(row[c])))
-    return bits_as_float(_ordered(highest))
-
-
-@inlined
-def _ordered(bits: Any) -> Any:
-    return bits ^ ((bits >> np.int32(31)) & np.int32(2**31 - 1))
-
-
-@compiled_reordered
-def _exponentials(row: Array, peak: Any) -> Any:
-    """e^(row − peak) in place; return the sum."""
-    total = np.float32(0)
-    for c in range(row.shape[0]):
-        row[c] = exponential(row[c] - peak)
-        total += row[c]
-    return total

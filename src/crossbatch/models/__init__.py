@@ -14,6 +14,7 @@ from .gru4rec import GRU4Rec
 from .history import History
 from .item_tower import ItemTower
 from .mind import MIND
+from .recent_items import RecentItems
 from .sasrec import SASRec
 from .two_tower import TwoTower
 from .youtube_dnn import YouTubeDNN
@@ -28,6 +29,7 @@ __all__ = [
     "GRU4Rec",
     "History",
     "ItemTower",
+    "RecentItems",
     "SASRec",
     "TwoTower",
     "YouTubeDNN",

@@ -14,6 +14,7 @@ from .features import FeatureTable
 from .gru4rec import GRU4Rec
 from .item_tower import NO_FEATURES, ItemTower
 from .mind import MIND
+from .recent_items import RecentItems
 from .sasrec import SASRec
 from .two_tower import TwoTower, history_dim
 from .youtube_dnn import YouTubeDNN
@@ -26,6 +27,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mind": MIND,
     "comirec_sa": ComiRecSA,
     "sasrec": SASRec,
+    "recent_items": RecentItems,
 }
 
 

@@ -13,6 +13,14 @@ def dense_layer(in_features: int, out_features: int) -> nn.Linear:
     return layer
 
 
+def identity_layer(in_features: int, out_features: int) -> nn.Linear:
+    """A linear layer that begins by passing its input through, cut or filled up with zeros."""
+    layer = nn.Linear(in_features, out_features)
+    nn.init.eye_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 def mlp(
     in_features: int, hidden: Sequence[int], out_features: int, *, relu: bool = False
 ) -> nn.Sequential:

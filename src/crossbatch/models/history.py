@@ -2,6 +2,7 @@
 
 history.items, history.stops        # [P, w] end to end, and [B] where each history ends
 history.mean()                      # [B, w]
+history.recency_mean(log_weights)   # [B, w], weighted by age
 history.padded()                    # [B, L, w] and a mask [B, L]
 
 Before they are read, histories are item ids `[B, L]` int64, oldest first, with 0 for padding.
@@ -15,8 +16,11 @@ from torch import Tensor
 
 from crossbatch.kernels.history_mean import history_mean
 from crossbatch.kernels.ragged import lengths, pad, real_entries
+from crossbatch.kernels.recency_mean import recency_mean
 
 from .row_noise import uniform_rows
+
+AGES = 200  # items of a history whose age towers tell apart; older ones count as this old
 
 
 class History:
@@ -50,9 +54,22 @@ class History:
         """`[B, w]` mean vector of each history; zeros for an empty one."""
         return self._read_mean() if self._read_mean else history_mean(self.items, self.stops)
 
-    def padded(self) -> tuple[Tensor, Tensor]:
-        """`[B, L, w]` vectors with zeros behind each history, and a mask `[B, L]`."""
-        return pad(self.items, self.stops)
+    def recency_mean(self, log_weights: Tensor) -> Tensor:
+        """`[B, w]` mean with the weights softmax(log_weights[age]); zeros for an empty history.
+
+        Args:
+            log_weights: `[A]` of each age, the number of items after one; the last is that of all
+                older items too.
+        """
+        return recency_mean(self.items, self.stops, log_weights)
+
+    def padded(self, layer: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """`[B, L, w]` vectors with zeros behind each history, and a mask `[B, L]`.
+
+        Args:
+            layer: Applied to the items before they are padded.
+        """
+        return pad(layer(self.items) if layer else self.items, self.stops)
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.items, self.stops))
@@ -61,7 +78,7 @@ class History:
 class PaddedHistory(History):
     """Histories that were given as vectors `[B, L, w]` and a mask `[B, L]`.
 
-    In graph export shapes are fixed: there, towers use nothing but `padded` and `mean`.
+    In graph export shapes are fixed: there, towers use nothing but `padded` and the means.
     """
 
     def __init__(self, vectors: Tensor, mask: Tensor) -> None:
@@ -74,9 +91,18 @@ class PaddedHistory(History):
         weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(1)
         return torch.bmm(weights.unsqueeze(1), self._vectors).squeeze(1)
 
-    def padded(self) -> tuple[Tensor, Tensor]:
+    def recency_mean(self, log_weights: Tensor) -> Tensor:
+        """`[B, w]` mean with the weights softmax(log_weights[age]); zeros for an empty history."""
+        age = self._mask.flip(1).cumsum(dim=1).flip(1) - 1
+        logits = log_weights.to(self._vectors.dtype)[age.clamp(0, len(log_weights) - 1)]
+        # A finite number: a history of nothing but −inf would be NaN.
+        weights = logits.masked_fill(~self._mask, -1e30).softmax(dim=1) * self._mask
+        return torch.bmm(weights.unsqueeze(1), self._vectors).squeeze(1)
+
+    def padded(self, layer: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """As they were given, with zeros where the mask is False."""
-        return torch.where(self._mask.unsqueeze(-1), self._vectors, 0.0), self._mask
+        vectors = layer(self._vectors) if layer else self._vectors
+        return torch.where(self._mask.unsqueeze(-1), vectors, 0.0), self._mask
 
 
 def real_items(history: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,12 +6,14 @@ interests = model.users(history)                # [B, K, d], for retrieval
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from crossbatch.kernels.ragged import lengths
 from crossbatch.kernels.unit_vectors import unit_vectors
+from crossbatch.queries import Queries
 
 from .checks import check_choice, check_share
 from .dense import mlp
@@ -31,7 +33,8 @@ class TwoTower(nn.Module):
     `[N, d]`. A user tower maps a `History` to `[B, d]` or `[B, K, d]`: the vectors of its items end
     to end (`items, stops = history`), padded (`vectors, mask = history.padded()`) or averaged
     (`history.mean()`). It may have a method `select(interests, target)`. One that uses `padded` or
-    `mean` alone can be exported as a graph.
+    the means alone can be exported as a graph. A tower whose interests score items together, by a
+    log-sum-exp, returns `Queries` and has a method `divided(queries)` that applies its temperature.
 
     Args:
         item_tower: `ItemTower` or any such module.
@@ -76,7 +79,7 @@ class TwoTower(nn.Module):
 
     def forward(
         self, history: Tensor, item_ids: Tensor, user_ids: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor | Queries, Tensor]:
         """User and item vectors of a training batch.
 
         Args:
@@ -85,19 +88,23 @@ class TwoTower(nn.Module):
             user_ids: `[B]`, needed where there are user features.
 
         Returns:
-            u `[B, d]` and v `[B, d]`.
+            u `[B, d]`, or `Queries` where several score together, and v `[B, d]`.
         """
         v = self.items(item_ids)
-        return self.select(self.users(history, user_ids), v), v
+        interests = self.users(history, user_ids)
+        return interests if isinstance(interests, Queries) else self.select(interests, v), v
 
-    def users(self, history: Tensor, user_ids: Tensor | None = None) -> Tensor:
-        """Interests `[B, K, d]` of histories `[B, L]`."""
+    def users(self, history: Tensor, user_ids: Tensor | None = None) -> Tensor | Queries:
+        """Interests `[B, K, d]` of histories `[B, L]`, of which the best scores an item.
+
+        `Queries` where they score it together.
+        """
         if self.training and self.history_dropout > 0:
             history = drop_items(history, self.history_dropout)
         if torch.compiler.is_exporting():  # a graph cannot depend on how many items are real
             vectors = self.describe(history.flatten()).view(*history.shape, -1)
             return self.interests(vectors, history != 0, user_ids)
-        interests: Tensor = self.user_tower(self._read_history(*real_items(history)))
+        interests = self.user_tower(self._read_history(*real_items(history)))
         return self._finished(interests, user_ids)
 
     def items(self, item_ids: Tensor) -> Tensor:
@@ -135,21 +142,29 @@ class TwoTower(nn.Module):
         read_mean = (lambda: mean(item_ids, offsets)) if mean else None
         return History(lambda: self.describe(item_ids), stops, read_mean)
 
-    def interests(self, vectors: Tensor, mask: Tensor, user_ids: Tensor | None = None) -> Tensor:
+    def interests(
+        self, vectors: Tensor, mask: Tensor, user_ids: Tensor | None = None
+    ) -> Tensor | Queries:
         """Interests `[B, K, d]` of history vectors `[B, L, w]` with mask `[B, L]`.
 
         This is `users` for vectors that were looked up elsewhere: a served catalogue, a graph.
         """
-        interests: Tensor = self.user_tower(PaddedHistory(vectors, mask))
+        interests = self.user_tower(PaddedHistory(vectors, mask))
         return self._finished(interests, user_ids)
 
-    def _finished(self, interests: Tensor, user_ids: Tensor | None) -> Tensor:
+    def _finished(self, interests: Tensor | Queries, user_ids: Tensor | None) -> Tensor | Queries:
         """Interests `[B, K, d]` of a user tower's output, with the profile, normalised if asked."""
+        if isinstance(interests, Queries):
+            vectors = cast("Tensor", self._finished(interests.vectors, user_ids))
+            tower = cast("Any", self.user_tower)
+            divided: Queries = tower.divided(Queries(vectors, interests.log_weights))
+            return divided
         if interests.ndim == 2:
             interests = interests.unsqueeze(1)
         if self.profile is not None:
             profile = self._profile(self.profile, user_ids, interests)  # [B, K, p]
-            interests = self.fuse(torch.cat([interests, profile], dim=-1))
+            fused: Tensor = self.fuse(torch.cat([interests, profile], dim=-1))
+            interests = fused
         return unit_vectors(interests) if self.normalize else interests
 
     def _profile(

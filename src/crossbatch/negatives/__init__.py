@@ -19,6 +19,7 @@ from crossbatch.negatives.mixed import MixedSampler
 from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler
 from crossbatch.negatives.streaming import StreamingFrequency
 from crossbatch.negatives.uniform import UniformSampler
+from crossbatch.queries import Queries
 
 SAMPLERS: dict[str, type[NegativeSampler]] = {
     "uniform": UniformSampler,
@@ -39,6 +40,7 @@ __all__ = [
     "MixedSampler",
     "NegativeSampler",
     "NonFiniteLossError",
+    "Queries",
     "StreamingFrequency",
     "UniformSampler",
     "best_interest",

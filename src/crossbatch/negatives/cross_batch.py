@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.negatives.candidates import Corpus
-    from crossbatch.negatives.sampler import ItemEncoder
+    from crossbatch.negatives.sampler import ItemEncoder, Users
 
 ITEM_GRADIENTS = ("paper", "balanced")
 
@@ -92,7 +92,7 @@ class CrossBatchSampler(InBatchSampler):
         self.guard = guard
         self.register_buffer("off", torch.zeros((), dtype=torch.bool, device="cpu"))
 
-    def draw(self, users: Tensor, positives: Candidates, encode: ItemEncoder) -> Candidates:
+    def draw(self, users: Users, positives: Candidates, encode: ItemEncoder) -> Candidates:
         """The batch's positives and, after warm-up, the rows of the bank."""
         if int(self.bank.step) < self.warmup_steps or bool(self.off):
             return positives

@@ -20,6 +20,7 @@ from crossbatch.negatives.loss import Reduction, check_softmax_options, sampled_
 from crossbatch.negatives.masks import known_positives_mask
 from crossbatch.negatives.memory_bank import MemoryBank
 from crossbatch.negatives.streaming import StreamingFrequency
+from crossbatch.queries import Queries
 
 
 class CrossBatchSoftmax(nn.Module):
@@ -82,11 +83,11 @@ class CrossBatchSoftmax(nn.Module):
         self.mask = mask
         self.fill_during_warmup = fill_during_warmup
         self.chunk_size = chunk_size
-        self._last: tuple[Tensor, Candidates] | None = None
+        self._last: tuple[Tensor | Queries, Candidates] | None = None
 
     def forward(
         self,
-        users: Tensor,
+        users: Tensor | Queries,
         items: Tensor,
         item_ids: Tensor,
         *,
@@ -98,8 +99,8 @@ class CrossBatchSoftmax(nn.Module):
         """Loss of the batch; in training it also enqueues the batch's items.
 
         Args:
-            users: `[B, d]`, or `[B, K, d]` for K interests: a row is scored by the interest that
-                fits its own positive best.
+            users: `[B, d]`; or `[B, K, d]` for K interests, of which the one that fits a row's
+                positive best scores the row; or `Queries`, which score it together.
             items: `[B, d]` vectors of the positives.
             item_ids: `[B]` int64 ids of the positives.
             exclude: `[B, N]` bool, True for columns to leave out. The columns are the batch, then
@@ -112,7 +113,7 @@ class CrossBatchSoftmax(nn.Module):
         Returns:
             Scalar, or `[B]` for `reduction="none"`.
         """
-        if users.dim() == 3:
+        if not isinstance(users, Queries) and users.dim() == 3:
             users = best_interest(users, items)
         positives = Candidates(items, item_ids, self._log_q(item_ids))
         negatives = self.negatives(positives)
@@ -168,7 +169,7 @@ class CrossBatchSoftmax(nn.Module):
         )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _remember(self, users: Tensor, positives: Candidates) -> None:
+    def _remember(self, users: Tensor | Queries, positives: Candidates) -> None:
         if self.fill_during_warmup or int(self.bank.step) >= self.warmup_steps:
             self.bank.enqueue(positives)
         else:

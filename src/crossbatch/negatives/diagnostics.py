@@ -14,6 +14,7 @@ from crossbatch.negatives.candidates import Candidates
 from crossbatch.negatives.cross_batch import balanced
 from crossbatch.negatives.loss import sampled_softmax_loss
 from crossbatch.negatives.masks import MASKS
+from crossbatch.queries import Queries, weights_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +27,7 @@ STALENESS_ROWS = 64
 
 
 def diagnose(
-    users: Tensor,
+    users: Tensor | Queries,
     positives: Candidates,
     negatives: Candidates,
     *,
@@ -37,7 +38,7 @@ def diagnose(
     """Measure one batch.
 
     Args:
-        users: `[B, d]`.
+        users: `[B, d]`, or `Queries` of B users.
         positives: The batch's positives.
         negatives: The columns that the loss saw.
         temperature: As given to the loss.
@@ -56,17 +57,18 @@ def diagnose(
     """
     with torch.no_grad():
         u, v = users.detach().float(), positives.embeddings.detach().float()
-        own = (u * v).sum(dim=1) / temperature - positives.log_q
+        own = _own_scores(u, v, temperature) - positives.log_q
         row_keys, column_keys = MASKS[mask](positives.item_ids, negatives)
         masked = row_keys.unsqueeze(1) == column_keys  # [B, N]
-        scores = u @ negatives.embeddings.detach().float().T / temperature - negatives.log_q
+        columns = negatives.embeddings.detach().float()
+        scores = _scores(u, columns, temperature) - negatives.log_q
         scores = scores.masked_fill(masked, float("-inf"))
         keep = ~masked.all(dim=1)  # a row without negatives has no softmax over them
         log_p = scores[keep].log_softmax(dim=1)
         p = log_p.exp()
         entropy = -(p * log_p.masked_fill(p == 0, 0.0)).sum(dim=1)
         cached = torch.cat(
-            [torch.full((len(part),), part.cached, device=u.device) for part in negatives.parts]
+            [torch.full((len(part),), part.cached, device=v.device) for part in negatives.parts]
         )
         directions = torch.nn.functional.normalize(v, dim=1)
         return {
@@ -119,8 +121,23 @@ def diagnose_bank(
     }
 
 
+def _scores(u: Tensor | Queries, items: Tensor, temperature: float) -> Tensor:
+    """`[B, N]` scores of item vectors `[N, d]`."""
+    if isinstance(u, Queries):
+        return Queries(u.vectors / temperature, u.log_weights).scores(items)
+    return u @ items.T / temperature
+
+
+def _own_scores(u: Tensor | Queries, items: Tensor, temperature: float) -> Tensor:
+    """`[B]` score of each row's own item, of items `[B, d]`."""
+    if isinstance(u, Queries):
+        each = torch.einsum("bkd,bd->bk", u.vectors, items) / temperature
+        return (each + u.log_weights).logsumexp(dim=1)
+    return (u * items).sum(dim=1) / temperature
+
+
 def _gradient_ratio(
-    u: Tensor,
+    u: Tensor | Queries,
     positives: Candidates,
     negatives: Candidates,
     temperature: float,
@@ -129,7 +146,8 @@ def _gradient_ratio(
 ) -> float:
     """Re-run the loss on leaves of its own: the caller's graph is not touched."""
     with torch.enable_grad():
-        users = u.detach().requires_grad_()
+        vectors = weights_of(u)[0].detach().requires_grad_()
+        users = Queries(vectors, u.log_weights) if isinstance(u, Queries) else vectors
         items = positives.embeddings.detach().float().requires_grad_()
         own = Candidates(items, positives.item_ids, positives.log_q)
         num_cached = sum(len(part) for part in negatives.parts if part.cached)
@@ -140,7 +158,7 @@ def _gradient_ratio(
         ]
         columns = reduce(Candidates.__add__, parts)
         loss = sampled_softmax_loss(users, own, columns, temperature=temperature, mask=mask)
-        user_side, item_side = torch.autograd.grad(loss, (users, items))
+        user_side, item_side = torch.autograd.grad(loss, (vectors, items))
     return float(item_side.norm() / user_side.norm().clamp(min=1e-12))
 
 

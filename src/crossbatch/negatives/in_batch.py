@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crossbatch.negatives.frequency import LogFrequency
-from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler, positive_counts
+from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler, Users, positive_counts
 from crossbatch.negatives.streaming import StreamingFrequency
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class InBatchSampler(NegativeSampler):
         log_q: Tensor = self.frequency(item_ids)
         return log_q
 
-    def draw(self, users: Tensor, positives: Candidates, encode: ItemEncoder) -> Candidates:
+    def draw(self, users: Users, positives: Candidates, encode: ItemEncoder) -> Candidates:
         """The batch's own positives; the loss leaves each row's own item out by id."""
         return positives
 

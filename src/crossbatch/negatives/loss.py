@@ -9,12 +9,14 @@ One function serves every strategy, because strategies differ only in the column
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
-from crossbatch.kernels.sampled_softmax import Columns, definition, sampled_softmax
+from crossbatch.kernels.sampled_softmax import definition, sampled_softmax
+from crossbatch.kernels.softmax_rows import Columns
 from crossbatch.negatives.masks import MASKS
+from crossbatch.queries import Queries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +31,7 @@ class NonFiniteLossError(ValueError):
 
 
 def sampled_softmax_loss(
-    users: Tensor,
+    users: Tensor | Queries,
     positives: Candidates,
     negatives: Candidates,
     *,
@@ -49,8 +51,11 @@ def sampled_softmax_loss(
     carry the row's own id have probability exactly 0. Logits and their log-sum-exp are float32 (or
     float64 for float64 input) whatever autocast says.
 
+    A user of several weighted queries scores an item by all of them: in the place of
+    u·v_i / temperature stands log Σ_k exp(log_weights_k + vectors_k·v_i / temperature).
+
     Args:
-        users: `[B, d]` user vectors.
+        users: `[B, d]` user vectors, or `Queries` of B users.
         positives: B columns, row r's positive at position r.
         negatives: N columns shared by all rows; may contain the positives themselves. Cached parts
             are constants: they cost one product for the user side and no graph.
@@ -69,24 +74,51 @@ def sampled_softmax_loss(
     check_softmax_options(temperature, mask, chunk_size)
     _check(users, positives, negatives, reduction, exclude)
     # Upcast first: the quotient of a 16-bit vector would be rounded again, or overflow.
-    queries = users.to(torch.promote_types(users.dtype, torch.float32))  # [B, d]
+    queries = _flat(users)
+    vectors = queries.vectors.to(torch.promote_types(queries.vectors.dtype, torch.float32))
     if isinstance(temperature, torch.Tensor) or temperature != 1:
-        queries = queries / temperature
+        vectors = vectors / temperature
+    queries = queries._replace(vectors=vectors)
     if torch.compiler.is_compiling():
-        losses = row_losses(queries, positives, negatives, mask=mask, exclude=exclude)
+        losses = _defined_losses(queries, positives, negatives, mask, exclude)
         return losses.mean() if reduction == "mean" else _reduced(losses, reduction)
     rows = None if chunk_size is None else max(1, len(users) * chunk_size // max(len(negatives), 1))
     losses = sampled_softmax(
         _columns(positives, negatives, mask, exclude),
-        queries,
+        vectors,
         positives.embeddings,
         _live_vectors(negatives),
+        queries.log_weights,
+        queries.stops,
         mean=reduction == "mean",
         block_rows=rows,
     )
     if not math.isfinite(float(losses.detach().sum())):
-        raise NonFiniteLossError(explain_non_finite(queries, positives, negatives))
+        raise NonFiniteLossError(explain_non_finite(vectors, positives, negatives))
     return _reduced(losses, reduction)
+
+
+class _FlatQueries(NamedTuple):
+    """Queries of all users end to end, as the operation takes them."""
+
+    vectors: Tensor  # [P, d]
+    log_weights: Tensor | None = None  # [P]
+    stops: Tensor | None = None  # [B] where those of each user end; None for one each
+
+
+def _flat(users: Tensor | Queries) -> _FlatQueries:
+    if not isinstance(users, Queries):
+        return _FlatQueries(users)
+    present = users.log_weights > -math.inf  # [B, K]
+    per_user = present.sum(dim=1)
+    if not bool(per_user.all()):
+        raise ValueError(
+            f"user {int((per_user == 0).nonzero()[0])} has no query, for all its log_weights are "
+            "-inf; leave the row out of the batch"
+        )
+    where = present.flatten().nonzero().squeeze(1)  # [P]
+    vectors = users.vectors.flatten(0, 1).index_select(0, where)
+    return _FlatQueries(vectors, users.log_weights.flatten()[where], per_user.cumsum(dim=0))
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
@@ -127,7 +159,7 @@ def _live_vectors(negatives: Candidates) -> list[Tensor]:
 
 
 def row_losses(
-    users: Tensor,
+    users: Tensor | Queries,
     positives: Candidates,
     negatives: Candidates,
     *,
@@ -139,11 +171,23 @@ def row_losses(
     The operation `sampled_softmax` computes the same at the cost of the columns that need a
     gradient. This form is what `torch.compile` traces, and what tests compare the other with.
     """
+    return _defined_losses(_flat(users), positives, negatives, mask, exclude)
+
+
+def _defined_losses(
+    queries: _FlatQueries,
+    positives: Candidates,
+    negatives: Candidates,
+    mask: str,
+    exclude: Tensor | None,
+) -> Tensor:
     return definition(
         _columns(positives, negatives, mask, exclude),
-        users,
+        queries.vectors,
         positives.embeddings,
         _live_vectors(negatives),
+        queries.log_weights,
+        queries.stops,
     )
 
 
@@ -162,33 +206,34 @@ def check_softmax_options(temperature: float | Tensor, mask: str, chunk_size: in
 
 
 def _check(
-    users: Tensor,
+    users: Tensor | Queries,
     positives: Candidates,
     negatives: Candidates,
     reduction: str,
     exclude: Tensor | None,
 ) -> None:
-    if users.dim() != 2 or not users.is_floating_point():
+    vectors = users.vectors if isinstance(users, Queries) else users
+    if not isinstance(users, Queries) and (users.dim() != 2 or not users.is_floating_point()):
         raise ValueError(
             "users must be a floating-point tensor of shape [B, d], got "
             f"{users.dtype} of shape {list(users.shape)}"
         )
-    if users.shape[0] != len(positives):
+    if len(users) != len(positives):
         raise ValueError(
-            f"positives must hold one column per user, {users.shape[0]}, got {len(positives)}"
+            f"positives must hold one column per user, {len(users)}, got {len(positives)}"
         )
-    if users.shape[0] == 0:
+    if len(users) == 0:
         raise ValueError("users are empty; skip the batch")
     for name, columns in (("positives", positives), ("negatives", negatives)):
-        if columns.dim != users.shape[1]:
+        if columns.dim != vectors.shape[-1]:
             raise ValueError(
-                f"{name} have dimension {columns.dim}, users {users.shape[1]}; "
+                f"{name} have dimension {columns.dim}, users {vectors.shape[-1]}; "
                 "both towers must end in the same dimension"
             )
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}")
     if exclude is not None:
-        expected = (users.shape[0], len(negatives))
+        expected = (len(users), len(negatives))
         if exclude.dtype != torch.bool or exclude.shape != expected:
             raise ValueError(
                 f"exclude must be a bool tensor of shape {list(expected)}, one column per "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from crossbatch.negatives.candidates import Corpus
     from crossbatch.negatives.frequency import LogFrequency
-    from crossbatch.negatives.sampler import ItemEncoder
+    from crossbatch.negatives.sampler import ItemEncoder, Users
 
 
 class MixedSampler(InBatchSampler):
@@ -82,11 +82,11 @@ class MixedSampler(InBatchSampler):
             return log_p
         return self._log_mixture(item_ids, self.batch_size or item_ids.shape[0])
 
-    def draw(self, users: Tensor, positives: Candidates, encode: ItemEncoder) -> Candidates:
+    def draw(self, users: Users, positives: Candidates, encode: ItemEncoder) -> Candidates:
         """The batch's positives and fresh uniform items."""
         if not self.draws_uniform:
             return positives
-        ids = draw_distinct(self.num_items, self.num_uniform, users.device)
+        ids = draw_distinct(self.num_items, self.num_uniform, positives.item_ids.device)
         if self.correction == "per_stream":
             log_q = torch.full(ids.shape, -math.log(self.num_items), device=ids.device)
         else:

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from crossbatch.queries import Queries
+
 if TYPE_CHECKING:
     from crossbatch.negatives.candidates import Candidates, Corpus
 
 ItemEncoder = Callable[[Tensor], Tensor]  # ids [N] → g_v, [N, d]
+Users = Tensor | Queries  # [B, d], or several weighted queries of each of B users
 
 
 class NegativeSampler(nn.Module, ABC):
@@ -40,11 +43,11 @@ class NegativeSampler(nn.Module, ABC):
         """`[N]` log-probability of `item_ids` `[N]` under this sampler's proposal."""
 
     @abstractmethod
-    def draw(self, users: Tensor, positives: Candidates, encode: ItemEncoder) -> Candidates:
+    def draw(self, users: Users, positives: Candidates, encode: ItemEncoder) -> Candidates:
         """Columns for this batch.
 
         Args:
-            users: `[B, d]` user vectors, for strategies that look at them.
+            users: Of the B rows, for strategies that look at them.
             positives: The batch's B positives.
             encode: Item tower, for strategies that fetch items from outside the batch.
         """

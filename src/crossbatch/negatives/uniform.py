@@ -11,7 +11,7 @@ from torch import Tensor
 from crossbatch.kernels.distinct_ids import distinct_ids
 from crossbatch.negatives.candidates import Candidates
 from crossbatch.negatives.frequency import check_ids
-from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler
+from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler, Users
 
 if TYPE_CHECKING:
     from crossbatch.negatives.candidates import Corpus
@@ -52,12 +52,12 @@ class UniformSampler(NegativeSampler):
         probability = torch.log1p(1.0 / item_ids.double()) / math.log(self.num_items + 1)
         return probability.log().float()
 
-    def draw(self, users: Tensor, positives: Candidates, encode: ItemEncoder) -> Candidates:
+    def draw(self, users: Users, positives: Candidates, encode: ItemEncoder) -> Candidates:
         """Fresh items, encoded with gradient. The batch's own positives are not among them."""
         if self.law == "uniform":
-            ids = draw_distinct(self.num_items, self.num_negatives, users.device)
+            ids = draw_distinct(self.num_items, self.num_negatives, positives.item_ids.device)
         else:
-            ids = self._draw_log_uniform(users.device)
+            ids = self._draw_log_uniform(positives.item_ids.device)
         return Candidates(encode(ids), ids, self._log_probability(ids))
 
     def _draw_log_uniform(self, device: torch.device) -> Tensor:

@@ -5,7 +5,7 @@
 
 A user with K interests scores an item by the largest of the K inner products, so one-vector and
 multi-interest models share this path (for ComiRec's "search each interest, pool, drop repeats" the
-result is the same list).
+result is the same list). Weighted `Queries` score an item together, by their log-sum-exp.
 
 Scores are compared in groups. A group's maximum decides whether anything in it can enter a list, so
 that nearly all the work is one vectorised maximum, and little is left to sort.
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from crossbatch.kernels.topk_scan import scores_above
+from crossbatch.queries import Queries, weights_of
 
 # A tile of scores is at most this many numbers (4 MB): it stays in cache between the GEMM that
 # writes it and the scan that reads it.
@@ -54,8 +55,11 @@ class Index(Protocol):
         """Number of items that can be returned; ids run from 1 to this."""
         ...
 
-    def search(self, interests: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
-        """Return the k items of largest score, max over interests, for each of B users."""
+    def search(self, interests: Tensor | Queries, k: int, *, exclude: Tensor | None = None) -> TopK:
+        """Return the k items of largest score for each of B users.
+
+        That is the maximum over interests `[B, K, d]`, or what `Queries` give together.
+        """
         ...
 
 
@@ -88,16 +92,16 @@ class ExactIndex:
         return len(self.vectors) - 1
 
     @torch.no_grad()
-    def search(self, interests: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
+    def search(self, interests: Tensor | Queries, k: int, *, exclude: Tensor | None = None) -> TopK:
         """Return the k items of largest `max over interests of interest · item` for each user.
 
         Args:
-            interests: `[B, K, d]` vectors of B users.
+            interests: `[B, K, d]` vectors of B users, or their `Queries`.
             k: Length of the lists. More than the catalogue holds is allowed: see `TopK`.
             exclude: `[B, X]` item ids never to return for that user; 0 means none.
         """
         self.check(interests, k, exclude)
-        B, K, _ = interests.shape
+        B, K, _ = weights_of(interests)[0].shape
         interests = interests.detach().to(self.vectors)
         # Long lists and many interests make the block smaller, so that memory stays bounded.
         rows = max(1, min(BLOCK_ROWS // K, 2 * TILE_SCORES // k))
@@ -108,20 +112,26 @@ class ExactIndex:
             best = RunningTopK(0, k, like=self.vectors)
             return TopK(best.scores, best.item_ids)
 
-        def search(block: Tensor, banned: Tensor | None) -> TopK:
+        def search(block: Tensor | Queries, banned: Tensor | None) -> TopK:
             found = self._search_rows(block, k, banned) if whole else None
             return found or self._search_block(block, k, banned)
 
         return search_blocks(search, interests, exclude, rows)
 
-    def _search_rows(self, interests: Tensor, k: int, exclude: Tensor | None) -> TopK | None:
+    def _search_rows(
+        self, interests: Tensor | Queries, k: int, exclude: Tensor | None
+    ) -> TopK | None:
         """Score all items at once; None where equal scores make the k-th item ambiguous."""
-        b, K, d = interests.shape
+        vectors, log_weights = weights_of(interests)
+        b, K, d = vectors.shape
         columns, group = len(self.vectors), group_size(len(self.vectors), k + 1, MAX_ROW_GROUP)
         scores = self.vectors.new_empty(b * K, -(-columns // group) * group)
-        torch.mm(interests.reshape(b * K, d), self.vectors.T, out=scores[:, :columns])
+        torch.mm(vectors.reshape(b * K, d), self.vectors.T, out=scores[:, :columns])
         scores[:, columns:] = -torch.inf
-        scores = scores.view(b, K, -1).amax(dim=1) if K > 1 else scores
+        if log_weights is not None:
+            scores = scores.view(b, K, -1).add_(log_weights.unsqueeze(2)).logsumexp(dim=1)
+        elif K > 1:
+            scores = scores.view(b, K, -1).amax(dim=1)
         scores[:, 0] = -torch.inf
         if exclude is not None:
             inside = (exclude > 0) & (exclude <= self.num_items)
@@ -129,12 +139,13 @@ class ExactIndex:
         found = best_of_rows(scores, k, group)
         return None if found is None else TopK(*found)
 
-    def _search_block(self, interests: Tensor, k: int, exclude: Tensor | None) -> TopK:
+    def _search_block(self, interests: Tensor | Queries, k: int, exclude: Tensor | None) -> TopK:
         """Stream the catalogue past one block of users."""
-        b, K, d = interests.shape
+        vectors, log_weights = weights_of(interests)
+        b, K, d = vectors.shape
         # Items are the rows of a tile and users its fastest dimension: reducing over groups of
         # items is then a vectorised maximum of whole lines.
-        queries = interests.transpose(0, 1).reshape(K * b, d).T  # [d, K·b]
+        queries = vectors.transpose(0, 1).reshape(K * b, d).T  # [d, K·b]
         tile_items = _tile_items(self.num_items, K * b)
         tile = self.vectors.new_empty(tile_items, K, b)
         best = RunningTopK(b, k, like=self.vectors)
@@ -151,7 +162,10 @@ class ExactIndex:
                 ends = torch.searchsorted(item_ids, item_ids.new_tensor([start, start + n]))
                 inside = slice(*ends.tolist())
                 tile[item_ids[inside] - start, :, users[inside]] = -torch.inf
-            best.scan(tile[:filled], group, first_id=start)
+            scores = tile[:filled]
+            if log_weights is not None:
+                scores = scores.add_(log_weights.T).logsumexp(dim=1, keepdim=True)
+            best.scan(scores, group, first_id=start)
             # Merging whenever the items seen have doubled keeps both merges and candidates few:
             # about k candidates a user pass an old threshold in each doubling.
             if seen >= 2 * best.items_merged:
@@ -159,36 +173,45 @@ class ExactIndex:
         best.merge(items_seen=self.num_items)
         return TopK(best.scores, best.item_ids)
 
-    def check(self, interests: Tensor, k: int, exclude: Tensor | None) -> None:
+    def check(self, interests: Tensor | Queries, k: int, exclude: Tensor | None) -> None:
         """Raise `ValueError` for arguments that no index could answer."""
         d = self.vectors.shape[1]
-        if interests.dim() != 3 or interests.shape[2] != d or interests.shape[1] == 0:
+        vectors, log_weights = weights_of(interests)
+        if vectors.dim() != 3 or vectors.shape[2] != d or vectors.shape[1] == 0:
             raise ValueError(
-                f"interests must be [B, K, {d}], got {list(interests.shape)}; "
+                f"interests must be [B, K, {d}], got {list(vectors.shape)}; "
                 "a model with one vector per user gives [B, 1, d]"
             )
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         if exclude is not None:
-            if exclude.dim() != 2 or len(exclude) != len(interests):
+            if exclude.dim() != 2 or len(exclude) != len(vectors):
                 raise ValueError(
-                    f"exclude must be [{len(interests)}, X] item ids padded with 0, "
+                    f"exclude must be [{len(vectors)}, X] item ids padded with 0, "
                     f"got {list(exclude.shape)}"
                 )
             if exclude.is_floating_point():
                 raise ValueError(f"exclude must hold integer item ids, got {exclude.dtype}")
-        _require_finite("interests", interests)
+        _require_finite("interests", vectors)
+        if log_weights is not None and len(vectors):
+            _require_finite("the largest log-weight of each user", log_weights.amax(dim=1))
 
 
 def search_blocks(
-    search: Callable[[Tensor, Tensor | None], TopK],
-    interests: Tensor,
+    search: Callable[[Tensor | Queries, Tensor | None], TopK],
+    interests: Tensor | Queries,
     exclude: Tensor | None,
     rows: int,
 ) -> TopK:
     """Search for blocks of `rows` users one after the other, which bounds the memory."""
-    bans = [None] * len(interests) if exclude is None else exclude.split(rows)
-    blocks = [search(*block) for block in zip(interests.split(rows), bans, strict=False)]
+    spans = [slice(start, start + rows) for start in range(0, len(interests), rows)]
+    blocks = [
+        search(
+            interests.rows(span) if isinstance(interests, Queries) else interests[span],
+            None if exclude is None else exclude[span],
+        )
+        for span in spans
+    ]
     return TopK(
         torch.cat([block.scores for block in blocks]),
         torch.cat([block.item_ids for block in blocks]),

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from crossbatch.queries import Queries, weights_of
 from crossbatch.retrieval.index import ExactIndex, TopK, search_blocks
 
 OVERSAMPLING = 2  # candidates for each place of a list: codes of 8 bits are not quite in order
@@ -99,20 +100,20 @@ class IVFIndex:
         return int(self._cells.nlist)
 
     @torch.no_grad()
-    def search(self, interests: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
+    def search(self, interests: Tensor | Queries, k: int, *, exclude: Tensor | None = None) -> TopK:
         """Return k items of large `max over interests of interest · item` for each user.
 
-        Lists are as long as the exact ones: a user for whom too little is found is answered
-        exactly.
+        What any interest finds is scored exactly. Lists are as long as the exact ones: a user for
+        whom too little is found is answered exactly.
 
         Args:
-            interests: `[B, K, d]` vectors of B users.
+            interests: `[B, K, d]` vectors of B users, or their `Queries`.
             k: Length of the lists.
             exclude: `[B, X]` item ids never to return for that user; 0 means none.
         """
         self._exact.check(interests, k, exclude)
         interests = interests.detach().to(self.vectors)
-        B, K, d = interests.shape
+        B, K, d = weights_of(interests)[0].shape
         width = OVERSAMPLING * k + (0 if exclude is None else exclude.shape[1])
         if not B or width * SMALL > self.num_items:
             return self._exact.search(interests, k, exclude=exclude)
@@ -120,9 +121,16 @@ class IVFIndex:
         search = partial(self._search_block, k, width)
         return search_blocks(search, interests, exclude, rows)
 
-    def _search_block(self, k: int, width: int, interests: Tensor, exclude: Tensor | None) -> TopK:
-        candidates = self._candidates(interests, width)  # [b, C] ascending, 0 where there is none
-        scores = torch.bmm(self.vectors[candidates], interests.transpose(1, 2)).amax(dim=2)
+    def _search_block(
+        self, k: int, width: int, interests: Tensor | Queries, exclude: Tensor | None
+    ) -> TopK:
+        vectors, log_weights = weights_of(interests)
+        candidates = self._candidates(vectors, width)  # [b, C] ascending, 0 where there is none
+        scores = torch.bmm(self.vectors[candidates], vectors.transpose(1, 2))  # [b, C, K]
+        if log_weights is None:
+            scores = scores.amax(dim=2)
+        else:
+            scores = (scores + log_weights.unsqueeze(1)).logsumexp(dim=2)
         blank = candidates == 0
         blank[:, 1:] |= candidates[:, 1:] == candidates[:, :-1]  # found by several interests
         if exclude is not None and exclude.shape[1]:
@@ -134,7 +142,8 @@ class IVFIndex:
         short = (top.scores[:, -1] == -torch.inf).nonzero().flatten()
         if len(short):
             banned = None if exclude is None else exclude[short]
-            again = self._exact.search(interests[short], k, exclude=banned)
+            few = interests.rows(short) if isinstance(interests, Queries) else interests[short]
+            again = self._exact.search(few, k, exclude=banned)
             top.scores[short], top.item_ids[short] = again.scores, again.item_ids
         return top
 

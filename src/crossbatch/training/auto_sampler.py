@@ -27,7 +27,7 @@ import torch
 
 from crossbatch.errors import DataError
 from crossbatch.files import SEAL, seal_is_broken
-from crossbatch.negatives import Candidates, CrossBatchSampler, known_positives_mask
+from crossbatch.negatives import Candidates, CrossBatchSampler, Queries, known_positives_mask
 from crossbatch.training.build import AUTO, build_sampler, build_trainer, draw_batches
 
 if TYPE_CHECKING:
@@ -221,7 +221,9 @@ def _interests(trainer: Trainer, recipe: Recipe, dataset: Dataset) -> int:
     batch = next(draw_batches(recipe.train, dataset, batch_size=1, seed=0))
     batch = batch.to(trainer.log_temperature.device)
     with torch.no_grad():
-        return len(cast("TwoTower", trainer.model).users(batch.history, batch.user_ids)[0])
+        interests = cast("TwoTower", trainer.model).users(batch.history, batch.user_ids)
+        # Queries that score together are trained together: no item waits for the best of them.
+        return 1 if isinstance(interests, Queries) else interests.shape[1]
 
 
 def _rounded(count: float, unit: float, most: float) -> int:

@@ -5,6 +5,7 @@ trainer = build_trainer(resolve(recipe, dataset), dataset)
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import replace
 from functools import partial
@@ -70,6 +71,7 @@ def build_towers(recipe: Recipe, dataset: Dataset, ranks: Ranks | None = None) -
     check_options(ItemTower, "model.item", config.item)
     if config.name in MODELS:  # otherwise `build_model` names the nearest one
         check_options(MODELS[config.name], "model", config.tower)
+    tower = config.tower | _own_temperature(recipe)
     items = _feature_tables("model.item_features", config.item_features, dataset.item_features)
     users = _feature_tables("model.user_features", config.user_features, dataset.user_features)
     try:
@@ -77,7 +79,7 @@ def build_towers(recipe: Recipe, dataset: Dataset, ranks: Ranks | None = None) -
             config.name,
             dataset.num_items,
             config.dim,
-            tower=config.tower,
+            tower=tower,
             item=config.item,
             item_features=items,
             user_features=users,
@@ -88,6 +90,18 @@ def build_towers(recipe: Recipe, dataset: Dataset, ranks: Ranks | None = None) -
         )
     except (ValueError, TypeError) as error:
         raise ConfigError(f"[model] {error}") from error
+
+
+def _own_temperature(recipe: Recipe) -> dict[str, Any]:
+    """Options of a tower whose queries are divided by the temperature: it is that of the loss."""
+    make = MODELS.get(recipe.model.name)
+    if make is None or "temperature" not in inspect.signature(make).parameters:
+        return {}
+    for key in ("temperature", "learn_temperature"):
+        if key in recipe.model.tower:
+            raise ConfigError(f"model.tower.{key} follows loss.{key}; set that instead")
+    loss = recipe.loss
+    return {"temperature": loss.temperature, "learn_temperature": loss.learn_temperature}
 
 
 def build_sampler(recipe: Recipe, dataset: Dataset) -> NegativeSampler:
@@ -127,8 +141,11 @@ def build_trainer(
     torch.manual_seed(train.seed)
     towers: Any = (build_towers(recipe, dataset, ranks) if model is None else model).to(device)
     sampler = build_sampler(recipe, dataset).to(device)
-    log_temperature = torch.tensor(math.log(recipe.loss.temperature), device=device)
-    if recipe.loss.learn_temperature:
+    # Towers that divide their queries themselves leave nothing for the loss to divide.
+    divides = model is None and bool(_own_temperature(recipe))
+    temperature = 1.0 if divides else recipe.loss.temperature
+    log_temperature = torch.tensor(math.log(temperature), device=device)
+    if recipe.loss.learn_temperature and not divides:
         log_temperature = torch.nn.Parameter(log_temperature)
     optimizer = Adam(
         towers,

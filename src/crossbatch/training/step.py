@@ -18,6 +18,7 @@ from torch import Tensor
 from crossbatch.negatives import (
     Candidates,
     NegativeSampler,
+    Queries,
     known_positives_mask,
     sampled_softmax_loss,
 )
@@ -51,8 +52,8 @@ class TwoTowerModel(Protocol):
 
     def __call__(
         self, history: Tensor, item_ids: Tensor, user_ids: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Vectors u `[B, d]` and v `[B, d]` of a batch."""
+    ) -> tuple[Tensor | Queries, Tensor]:
+        """Vectors u `[B, d]`, or `Queries`, and v `[B, d]` of a batch."""
 
     def items(self, item_ids: Tensor) -> Tensor:
         """`[N, d]` item vectors."""
@@ -65,7 +66,7 @@ class StepRecord:
     step: int
     loss: Tensor  # scalar, detached
     lr: float
-    users: Tensor  # [B, d], detached
+    users: Tensor | Queries  # [B, d], detached
     positives: Candidates
     negatives: Candidates
 
@@ -111,7 +112,9 @@ class Trainer:
         self.sampler.observe(positives)  # enqueue, dequeue
         return StepRecord(self.step, loss, lr, u.detach(), positives, negatives)
 
-    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Candidates, Candidates, Tensor]:
+    def forward(
+        self, batch: TrainingBatch
+    ) -> tuple[Tensor | Queries, Candidates, Candidates, Tensor]:
         """User vectors `[B, d]`, positives, negatives, and the loss of a batch."""
         ids = batch.item_ids
         with self._precision(ids.device):
@@ -121,7 +124,11 @@ class Trainer:
         return u, positives, negatives, self.loss(u, positives, negatives, batch)
 
     def loss(
-        self, u: Tensor, positives: Candidates, negatives: Candidates, batch: TrainingBatch
+        self,
+        u: Tensor | Queries,
+        positives: Candidates,
+        negatives: Candidates,
+        batch: TrainingBatch,
     ) -> Tensor:
         """Mean loss of rows u `[B, d]` and their own positives."""
         return sampled_softmax_loss(  # Eqs. 2, 4, 9
@@ -147,18 +154,17 @@ class Trainer:
             masks.append(known_positives_mask(ids, negatives.item_ids, offsets))
         return masks[0] | masks[1] if len(masks) == 2 else next(iter(masks), None)
 
-    def backward(self, u: Tensor, positives: Candidates, loss: Tensor) -> None:
+    def backward(self, u: Tensor | Queries, positives: Candidates, loss: Tensor) -> None:
         """Leave the gradients of the objective for the optimiser."""
         if self.l2:
-            v = positives.embeddings
-            loss = loss + self.l2 * (u.square().sum() + v.square().sum()) / u.shape[0]
+            loss = loss + self.l2 * squared_length(u, positives.embeddings) / len(positives)
         torch.autograd.backward(loss / self.accumulate if self.accumulate > 1 else loss)
 
     def update(self, loss: Tensor) -> tuple[Tensor, float]:
         """Move the weights once enough batches are in: the batch's loss, the rate used or 0."""
         return loss, self.optimizer.step() if self.step % self.accumulate == 0 else 0.0
 
-    def whole(self, rows: Tensor) -> Tensor:
+    def whole(self, rows: Tensor | Queries) -> Tensor | Queries:
         """`rows` of the whole batch, where other processes have a part of it; see `RankTrainer`."""
         return rows
 
@@ -173,3 +179,9 @@ class Trainer:
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(device.type, self.autocast)
+
+
+def squared_length(u: Tensor | Queries, v: Tensor) -> Tensor:
+    """Sum of all squared coordinates of user vectors or queries and of item vectors."""
+    vectors = u.vectors if isinstance(u, Queries) else u
+    return vectors.square().sum() + v.square().sum()

@@ -8,16 +8,17 @@ All ranks enqueue the same gathered vectors, so their banks are one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from crossbatch.data import Batch
-from crossbatch.negatives import Candidates
+from crossbatch.negatives import Candidates, Queries
 from crossbatch.training.distributed.ranks import Ranks
 from crossbatch.training.distributed.reads import share_reads
-from crossbatch.training.step import Trainer
+from crossbatch.training.step import Trainer, squared_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +44,9 @@ class RankTrainer(Trainer):
     _stop_wanted: Callable[[], bool] = lambda: False
     _stop_agreed: bool = False
 
-    def forward(self, batch: TrainingBatch) -> tuple[Tensor, Candidates, Candidates, Tensor]:
+    def forward(
+        self, batch: TrainingBatch
+    ) -> tuple[Tensor | Queries, Candidates, Candidates, Tensor]:
         """This rank's user vectors `[b, d]` and loss; positives and negatives of the whole batch.
 
         The loss is the sum over this rank's rows divided by the rows of all ranks.
@@ -62,15 +65,15 @@ class RankTrainer(Trainer):
             positives = Candidates(gathered, ids, log_q, first_row=own.start)
             negatives = self.sampler.draw(u, positives, self.ranks.sharing(self._encode))
         loss = self.loss(u, Candidates(v, ids[own], log_q[own]), negatives, mine)
-        return u, positives, negatives, loss * (u.shape[0] / total)
+        return u, positives, negatives, loss * (len(u) / total)
 
-    def backward(self, u: Tensor, positives: Candidates, loss: Tensor) -> None:
+    def backward(self, u: Tensor | Queries, positives: Candidates, loss: Tensor) -> None:
         """Leave this rank's part of the gradients for `update`."""
         total = len(positives)
         self.optimizer.before_backward()
         if self.l2:
             v = positives.embeddings[self.ranks.share(total)]
-            loss = loss + self.l2 * (u.square().sum() + v.square().sum()) / total
+            loss = loss + self.l2 * squared_length(u, v) / total
         torch.autograd.backward(loss / self.accumulate if self.accumulate > 1 else loss)
 
     def update(self, loss: Tensor) -> tuple[Tensor, float]:
@@ -89,10 +92,19 @@ class RankTrainer(Trainer):
         self._stop_wanted = wanted
         return lambda: self._stop_agreed
 
-    def whole(self, rows: Tensor) -> Tensor:
+    def whole(self, rows: Tensor | Queries) -> Tensor | Queries:
         """The rows of all ranks, of which `rows` are this one's."""
         sizes = [int(size) for size in self.ranks.collect(torch.tensor(len(rows)))]
-        return self.ranks.gather(rows, sum(sizes))
+        if not isinstance(rows, Queries):
+            return self.ranks.gather(rows, sum(sizes))
+        # Ranks may have padded their queries to different numbers.
+        widths = self.ranks.collect(torch.tensor(rows.vectors.shape[1]))
+        missing = max(int(width) for width in widths) - rows.vectors.shape[1]
+        vectors = torch.nn.functional.pad(rows.vectors, (0, 0, 0, missing))
+        log_weights = torch.nn.functional.pad(rows.log_weights, (0, missing), value=-math.inf)
+        return Queries(
+            self.ranks.gather(vectors, sum(sizes)), self.ranks.gather(log_weights, sum(sizes))
+        )
 
     def _fetch(self, item_ids: Tensor) -> None:
         for table in self.optimizer.sharded.values():

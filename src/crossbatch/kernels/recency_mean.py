@@ -1,0 +1,125 @@
+"""The weighted mean of each history's vectors, with learned weights by age, without padding.
+
+An item's age is the number of items after it: the newest has age 0. With log-weights λ of the ages
+the items of a history get the weights softmax(λ[age]).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crossbatch.kernels.compiler import (
+    Array,
+    array,
+    check_ids,
+    compiled_reordered,
+    np,
+    refuse_second_derivative,
+    usable,
+)
+from crossbatch.kernels.ragged import are_stops, check_stops, lengths
+
+
+def ages(stops: Tensor, num_items: int) -> Tensor:
+    """`[P]` how many items of the same history come after each."""
+    sizes = lengths(stops)
+    last = (stops - 1).repeat_interleave(sizes, output_size=num_items)
+    return last - torch.arange(num_items, device=stops.device)
+
+
+def definition(items: Tensor, stops: Tensor, log_weights: Tensor) -> Tensor:
+    """As `recency_mean`, in plain torch."""
+    check_stops(stops, items.shape[0])
+    B, P = len(stops), items.shape[0]
+    row = torch.arange(B, device=stops.device).repeat_interleave(lengths(stops), output_size=P)
+    logits = log_weights.to(items.dtype)[ages(stops, P).clamp(max=len(log_weights) - 1)]  # [P]
+    peak = logits.new_full((B,), -torch.inf).scatter_reduce(0, row, logits.detach(), "amax")
+    weights = (logits - peak[row]).exp()
+    total = weights.new_zeros(B).index_add(0, row, weights)
+    weights = weights / total[row]
+    return items.new_zeros(B, items.shape[1]).index_add(0, row, items * weights.unsqueeze(1))
+
+
+def recency_mean(items: Tensor, stops: Tensor, log_weights: Tensor) -> Tensor:
+    """Weighted means `[B, w]`; zeros for an empty history.
+
+    Args:
+        items: `[P, w]` of all histories, end to end, oldest first.
+        stops: `[B]` int64, where each history ends.
+        log_weights: `[A]`, at least one; items older than A − 1 have the weight of that age.
+    """
+    if log_weights.dim() != 1 or len(log_weights) == 0:
+        raise ValueError(
+            f"log_weights must be one row of at least one number, got {list(log_weights.shape)}"
+        )
+    if not usable(items, stops, log_weights):
+        return definition(items, stops, log_weights)
+    check_ids(stops=stops)
+    mean: Tensor = _RecencyMean.apply(items, stops, log_weights)  # type: ignore[no-untyped-call]
+    return mean
+
+
+class _RecencyMean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, items: Tensor, stops: Tensor, log_weights: Tensor) -> Tensor:
+        mean = torch.empty(len(stops), items.shape[1])
+        ctx.items, ctx.stops, ctx.ages = array(items), array(stops), len(log_weights)
+        ctx.weights = np.empty(len(items), dtype=np.float32)  # [P]
+        _mean(ctx.items, ctx.stops, array(log_weights), ctx.weights, mean.numpy())
+        return mean
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
+        refuse_second_derivative("recency_mean")
+        found, log_weights = np.empty_like(ctx.items), np.zeros(ctx.ages, dtype=np.float32)
+        _mean_gradient(array(grad), ctx.items, ctx.stops, ctx.weights, found, log_weights)
+        return torch.from_numpy(found), None, torch.from_numpy(log_weights)
+
+
+@compiled_reordered
+def _mean(items: Array, stops: Array, log_weights: Array, weights: Array, mean: Array) -> None:
+    """Write the weights `[P]` of items `[P, w]` in their histories, and the means `[B, w]`."""
+    if not are_stops(stops, items.shape[0]):
+        raise ValueError("stops must rise from 0 and end at the number of items")
+    oldest, start = log_weights.shape[0] - 1, 0
+    for b in range(stops.shape[0]):
+        total, stop = mean[b], stops[b]
+        for k in range(total.shape[0]):
+            total[k] = 0
+        peak = np.float32(-np.inf)
+        for p in range(start, stop):
+            peak = max(peak, log_weights[min(stop - 1 - p, oldest)])
+        mass = np.float32(0)
+        for p in range(start, stop):
+            weights[p] = np.exp(log_weights[min(stop - 1 - p, oldest)] - peak)
+            mass += weights[p]
+        for p in range(start, stop):
+            weights[p] /= mass
+            weight, row = weights[p], items[p]
+            for k in range(total.shape[0]):
+                total[k] += weight * row[k]
+        start = stop
+
+
+@compiled_reordered
+def _mean_gradient(
+    grad: Array, items: Array, stops: Array, weights: Array, found: Array, log_weights: Array
+) -> None:
+    """Write the gradients of the items `[P, w]`, and add those of the log-weights `[A]`."""
+    oldest, start = log_weights.shape[0] - 1, 0
+    along = np.empty(items.shape[0], dtype=np.float32)
+    for b in range(stops.shape[0]):
+        g, stop, mean = grad[b], stops[b], np.float32(0)
+        for p in range(start, stop):
+            row, place, weight, dot = items[p], found[p], weights[p], np.float32(0)
+            for k in range(g.shape[0]):
+                dot += g[k] * row[k]
+                place[k] = weight * g[k]
+            along[p] = dot
+            mean += weight * dot
+        for p in range(start, stop):
+            log_weights[min(stop - 1 - p, oldest)] += weights[p] * (along[p] - mean)
+        start = stop

@@ -1,0 +1,83 @@
+"""`Queries`: a user as several weighted query vectors, which score an item together.
+
+score(u, v) = log Σ_k exp(log_weights_k + vectors_k · v)
+
+A model returns them from `users()`, the losses of `crossbatch.negatives` train them, and the
+indexes of `crossbatch.retrieval` search by them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Queries:
+    """Up to K queries of each of B users.
+
+    Attributes:
+        vectors: `[B, K, d]`, already divided by the temperature where there is one.
+        log_weights: `[B, K]`; −inf where a user has fewer queries.
+    """
+
+    vectors: Tensor
+    log_weights: Tensor
+
+    def __post_init__(self) -> None:
+        if self.vectors.dim() != 3 or not self.vectors.is_floating_point():
+            raise ValueError(
+                "vectors must be a floating-point tensor of shape [B, K, d], got "
+                f"{self.vectors.dtype} of shape {list(self.vectors.shape)}"
+            )
+        if self.log_weights.shape != self.vectors.shape[:2]:
+            raise ValueError(
+                f"log_weights must hold one number a query, {list(self.vectors.shape[:2])}, got "
+                f"shape {list(self.log_weights.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return self.vectors.shape[0]
+
+    def scores(self, items: Tensor) -> Tensor:
+        """Scores `[B, N]` of item vectors `[N, d]`: the definition, in plain torch."""
+        return (self.vectors @ items.T + self.log_weights.unsqueeze(2)).logsumexp(dim=1)
+
+    def rows(self, rows: slice | Tensor) -> Queries:
+        """The queries of some of the users."""
+        return Queries(self.vectors[rows], self.log_weights[rows])
+
+    def detach(self) -> Queries:
+        """The same numbers without a graph."""
+        return Queries(self.vectors.detach(), self.log_weights.detach())
+
+    def float(self) -> Queries:
+        """The same in float32."""
+        return Queries(self.vectors.float(), self.log_weights.float())
+
+    def to(self, like: Tensor) -> Queries:
+        """The same with the type and the device of another tensor."""
+        return Queries(self.vectors.to(like), self.log_weights.to(like))
+
+
+def weights_of(interests: Tensor | Queries) -> tuple[Tensor, Tensor | None]:
+    """The vectors `[B, K, d]` of interests and, of weighted ones, their log-weights `[B, K]`."""
+    if isinstance(interests, Queries):
+        return interests.vectors, interests.log_weights
+    return interests, None
+
+
+def concatenated(parts: list[Tensor | Queries]) -> Tensor | Queries:
+    """Interests of several batches of users, one after the other; all of one kind."""
+    if isinstance(parts[0], Queries):
+        queries = [part for part in parts if isinstance(part, Queries)]
+        return Queries(
+            torch.cat([part.vectors for part in queries]),
+            torch.cat([part.log_weights for part in queries]),
+        )
+    return torch.cat([part for part in parts if not isinstance(part, Queries)])
