@@ -47,11 +47,8 @@ class Strategy:
 
 
 def _bank(item_gradient: str) -> Callable[[int, int], dict[str, Any]]:
-    return lambda B, _: {
-        "name": "cross_batch",
-        "capacity": 19 * B,
-        "item_gradient": item_gradient,
-    }
+    options = {"name": "cross_batch", "item_gradient": item_gradient}
+    return lambda B, _: {**options, "capacity": 19 * B}
 
 
 # At the paper's B = 128 these are the paper's numbers: 1280 uniform negatives, 1152 for MNS, and

@@ -10,7 +10,7 @@ from crossbatch.files import write_file
 from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
 from crossbatch.reproduce.folder import GridFolder
-from crossbatch.reproduce.page import Page, write_page
+from crossbatch.reproduce.page import write_page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +32,8 @@ def write_outcome(study: optuna.Study, recipe: Recipe, out: Path) -> list[Path]:
         f"Validation {metric} in per cent, best first; a pruned trial's is its last. "
         "Trial 0 has the recipe's own values. Test users were not evaluated."
     )
-    page = Page("trials", "Search", [_table(rows, metric), note], rows)
-    written = write_page(GridFolder(out), page)
+    parts = [_table(rows, metric), note]
+    written = write_page(GridFolder(out), "trials", "Search", parts, rows)
     if any(row["state"] == "finished" for row in rows):
         best = study.best_trial
         comment = (
