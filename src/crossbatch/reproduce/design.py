@@ -126,8 +126,10 @@ class Design:
         strategies: Keys of `STRATEGIES`.
         seeds: One run each.
         settings: Overrides `section.key=value` by model and strategy, as `search` chose them.
-        num_items: Columns of the full softmax.
         budget: Steps of a shortened run, or None for runs until they converge.
+        num_items: Columns of the full softmax.
+        sizes: Bank sizes of Table 2, in batches.
+        among: Settings that a search tries, each with its early warm-up too; empty for all.
     """
 
     base: Recipe
@@ -138,6 +140,8 @@ class Design:
     settings: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     budget: int | None = None
     num_items: int = 0
+    sizes: Sequence[int] = SIZES
+    among: Sequence[str] = ()
 
     def table1(self) -> list[PlannedRun]:
         """Every model with every strategy; a whole table for the first seed comes first."""
@@ -148,15 +152,15 @@ class Design:
             for strategy in self.strategies
         ]
 
-    def table2(self, sizes: Sequence[int] = SIZES) -> list[PlannedRun]:
-        """Every model with every banked strategy at every size, in multiples of the batch."""
+    def table2(self) -> list[PlannedRun]:
+        """Every model with every banked strategy at every size."""
         return distinct(
             self.run(model, strategy, seed, size)
             for seed in self.seeds
             for model in self.models
             for strategy in self.strategies
             if STRATEGIES[strategy].banked
-            for size in sizes
+            for size in self.sizes
         )
 
     def probes(self) -> list[PlannedRun]:

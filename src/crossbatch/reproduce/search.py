@@ -96,15 +96,9 @@ class Trial(NamedTuple):
         return statistics.fmean(self.values)
 
 
-def search_runs(design: Design, among: Sequence[str] = ()) -> list[PlannedRun]:
-    """Short runs of every model × strategy with every setting.
-
-    Args:
-        design: Models, strategies and seeds.
-        among: Names of the settings to try, each with its early warm-up where there is one; empty
-            for all. Strategies are always tried with the same ones.
-    """
-    names = [*SETTINGS, *(name for own in MODEL_SETTINGS.values() for name in own)]
+def search_runs(design: Design) -> list[PlannedRun]:
+    """Short runs of every model × strategy with every setting, or with those of `design.among`."""
+    names, among = [*SETTINGS, *(n for own in MODEL_SETTINGS.values() for n in own)], design.among
     if unknown := set(among) - set(names):
         raise ConfigError(f"--among must name {', '.join(names)}, got {min(unknown)!r}")
     return [

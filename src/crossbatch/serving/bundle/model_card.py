@@ -35,7 +35,7 @@ def model_card(bundle: Bundle, facts: dict[str, Any]) -> str:
             added=items["count"] - items["trained"],
             keys=bundle.item_keys(range(1, min(3, bundle.num_items + 1))),
             measured=bool(test),
-            quality=[(m, test[m], *intervals[m], popular.get("test", {}).get(m)) for m in shown],
+            quality=[(m, test[m], intervals[m], popular.get("test", {}).get(m)) for m in shown],
             names=_names,
             percent=_percent,
             quote=quote,
