@@ -26,8 +26,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from crossbatch.errors import DataError
 from crossbatch.files import files_below, read_document, write_document, write_file
 from crossbatch.reports.runs import RUN_FILES, Run, read_run
@@ -162,11 +160,9 @@ def _record(run: Run, name: str) -> dict[str, bytes]:
         "result.json": _json(run.result),
     }
     for metric in METRICS:
-        values = run.per_user(metric)
-        if values is not None:
-            buffer = io.BytesIO()
-            np.save(buffer, values)
-            files[f"per_user/test_{metric}.npy"] = buffer.getvalue()
+        path = run.path / "per_user" / f"test_{metric}.npy"
+        if path.is_file():
+            files[f"per_user/{path.name}"] = path.read_bytes()
     return {f"{name}/{file}": content for file, content in files.items()}
 
 

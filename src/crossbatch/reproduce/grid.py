@@ -122,6 +122,8 @@ class _Training:
     def __init__(self, run: PlannedRun, dataset: Dataset, out: Path) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
+        # For the processes that start below; in this one torch has read them already.
+        os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.run = run
         self.answer, answer = context.Pipe(duplex=False)
         job = (run, dataset.path.resolve(), (out / run.folder).resolve(), answer)
@@ -161,16 +163,13 @@ def _stop_signals() -> Iterator[None]:
 def _train_in_process(
     run: PlannedRun, data: Path, out: Path, answer: connection.Connection
 ) -> None:
-    """Train one run on one thread and send how it ended; what it prints goes nowhere."""
-    import torch
-
+    """Train one run and send how it ended; what it prints goes nowhere."""
     os.setsid()  # Ctrl-C reaches the grid alone, which then stops its runs
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123 (a device, for its descriptor)
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
         os.dup2(nowhere.fileno(), sys.stderr.fileno())
     threading.Thread(target=_stop_with_the_grid, daemon=True).start()
-    torch.set_num_threads(1)
     answer.send(_end_of_training(run, data, out))
 
 

@@ -21,9 +21,10 @@ import tomli_w
 
 from crossbatch.config import read_toml
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.files import read_document, seal_is_broken, verify_checksums, write_file
+from crossbatch.files import read_document, seal_is_broken, write_file
 from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
+from crossbatch.reports.runs import read_run
 from crossbatch.reports.variants import model_title, position
 from crossbatch.reproduce.design import (
     MODELS,
@@ -113,14 +114,19 @@ def search_runs(design: Design) -> list[PlannedRun]:
 
 def read_trials(design: Design, out: Path) -> list[Trial]:
     """What the finished search runs reached; a setting without a result is left out."""
-    trials = []
+    trials, metric = [], design.base.train.metric
     for model, strategy in product(design.models, design.strategies):
         for setting, overrides in settings_of(model, strategy, design.one_pass).items():
             values = {}
             for seed in design.seeds:
                 folder = _run(design, model, strategy, setting, seed).folder
                 if (out / folder / "result.json").is_file():
-                    values[folder] = _validation(out / folder, design.base.train.metric)
+                    value = read_run(out / folder).metrics("valid").get(metric)
+                    if value is None:
+                        raise DataError(
+                            f"{out / folder} has no validation {metric}: train the run again"
+                        )
+                    values[folder] = value
             if values:
                 scores, runs, steps = [*values.values()], [*values], design.budget or STEPS
                 trials.append(Trial(model, strategy, setting, overrides, scores, runs, steps))
@@ -150,17 +156,6 @@ def merged(found: Sequence[Trial], earlier: Sequence[Trial]) -> list[Trial]:
         return (*model, position(trial.strategy, STRATEGIES), setting, trial.setting)
 
     return sorted(trials.values(), key=place)
-
-
-def _validation(run: Path, metric: str) -> float:
-    verify_checksums(run)
-    result = read_document(run / "result.json", "train the run again")
-    try:
-        return float(result["valid"][metric])
-    except (KeyError, TypeError, ValueError):
-        raise DataError(
-            f"{run / 'result.json'} has no validation {metric}: train the run again"
-        ) from None
 
 
 def choose(trials: Sequence[Trial]) -> dict[str, dict[str, Trial]]:
