@@ -99,7 +99,7 @@ def _search(served: Served, queries: Sequence[RecommendRequest]) -> list[Found]:
         known,
         min(k, bundle.num_items),
         exclude_seen=queries[0].exclude_seen,
-        profiles=bundle.profiles(features, len(queries)) if any(features) else None,
+        profiles=bundle.profiles(features, len(queries)),
     )
     columns = (ranking.top.item_ids, ranking.top.scores, ranking.interest, ranking.popular)
     rows = zip(known, unknown, *(column.tolist() for column in columns), strict=True)
@@ -163,8 +163,7 @@ def _interest_lists(served: Served, query: RecommendRequest, found: Found) -> li
     bundle, history = served.bundle, torch.from_numpy(found.history)
     shown = history[history < len(bundle.history_vectors)][-bundle.history_length :]
     padded = shown if len(shown) else torch.zeros(1, dtype=torch.long)
-    features = [query.user_features] if query.user_features else None
-    interests = bundle.users(padded[None], features)[0]  # [K, d]
+    interests = bundle.users(padded[None], [query.user_features])[0]  # [K, d]
     exclude = history.expand(len(interests), -1) if query.exclude_seen else None
     top = bundle.index.search(interests[:, None], min(query.k, bundle.num_items), exclude=exclude)
     closeness = interests @ normalize(bundle.item_vectors[shown], dim=1).T  # [K, L]
