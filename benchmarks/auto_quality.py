@@ -31,7 +31,7 @@ from crossbatch.reports.markdown import literal, pipe_table
 from crossbatch.reports.variants import MODEL_NAMES, Variant, model_title, position
 from crossbatch.reproduce.design import STRATEGIES, Strategy, strategy_title
 from crossbatch.reproduce.folder import GridFolder, run_name
-from crossbatch.reproduce.page import Page, write_page
+from crossbatch.reproduce.page import write_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,7 +102,7 @@ def write_judgement(folder: GridFolder) -> list[Path]:
         parts += ["## The full softmax", _ceiling_table(ceilings)]
     if ruled:
         parts += ["## Bank size rules", _rule_table(ruled), RULE_NOTE]
-    return write_page(folder, Page("auto", "Auto against the best by hand", parts, judged + ruled))
+    return write_page(folder, "auto", "Auto against the best by hand", parts, judged + ruled)
 
 
 def judge_auto(model: str, groups: Sequence[Group], gains: Gains) -> dict[str, Any] | None:

@@ -104,10 +104,8 @@ def _remove_abandoned_files(path: Path) -> None:
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it belongs to another user
-        return True
+    except OSError as error:  # otherwise it belongs to another user
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

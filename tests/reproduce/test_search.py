@@ -12,7 +12,7 @@ from crossbatch.config import Recipe
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import file_checksum
 from crossbatch.reproduce.design import Design
-from crossbatch.reproduce.experiments import Request, keep, write
+from crossbatch.reproduce.experiments import keep, write
 from crossbatch.reproduce.folder import GridFolder
 from crossbatch.reproduce.search import (
     SETTINGS,
@@ -74,11 +74,11 @@ def test_every_combination_gets_the_same_settings():
 
 
 def test_a_narrower_search_keeps_the_strategies_equal():
-    runs = search_runs(DESIGN, ["cosine-0.1"])
+    runs = search_runs(replace(DESIGN, among=["cosine-0.1"]))
     tried = {run.folder.split("-", 1)[1].removesuffix(f"-s{run.recipe.train.seed}") for run in runs}
     assert tried == {"in_batch-cosine-0.1", "balanced-cosine-0.1", "balanced-cosine-0.1-early"}
     with pytest.raises(ConfigError, match=r"--among must name dot, .*got .sine"):
-        search_runs(DESIGN, ["dot", "sine"])
+        search_runs(replace(DESIGN, among=["dot", "sine"]))
 
 
 def test_a_bank_is_also_tried_early_and_always_in_use_for_most_of_a_run():
@@ -134,9 +134,8 @@ def test_the_choice_is_written_with_every_number_and_read_back(searched):
 def test_bug_a_search_could_not_be_kept(searched, tmp_path):
     """Its runs are no records, so that its pages cannot be made anew from them."""
     home = GridFolder(searched(lambda *_: 0.1))
-    request = Request("search", DESIGN, home)
-    write(request)
-    keep(request, tmp_path / "kept")
+    write("search", DESIGN, home)
+    keep("search", DESIGN, home, tmp_path / "kept")
     for name in ("settings.toml", "search.md", "search.json"):
         assert (tmp_path / "kept" / name).read_bytes() == (home.path / name).read_bytes()
 

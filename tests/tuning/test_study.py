@@ -15,8 +15,7 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.training import fit
 from crossbatch.tuning import Choice, Range, Space
 from crossbatch.tuning import study as module
-from crossbatch.tuning.outcome import write_outcome
-from crossbatch.tuning.study import PruningTracker, tune
+from crossbatch.tuning.study import PruningTracker, tune, write_outcome
 
 RECIPE = Recipe.from_dict(
     {

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crossbatch.cli.terminal import BundleOut, MovedData, Overwrite, Quiet, progress_bars
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from crossbatch.serving import Bundle
 
 Source = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder.")]
@@ -83,8 +81,10 @@ def add(
     """
     from crossbatch.serving import open_bundle
     from crossbatch.serving.bundle.change_items import add_items
+    from crossbatch.serving.tables import scanned_table
 
-    table = _table(items)
+    with scanned_table(items, "ITEMS") as lazy:
+        table = lazy.collect()
     opened = open_bundle(bundle)
     with progress_bars(quiet=quiet) as progress:
         changed = add_items(
@@ -111,6 +111,7 @@ def remove(
     """
     from crossbatch.serving import open_bundle
     from crossbatch.serving.bundle.change_items import remove_items
+    from crossbatch.serving.tables import scanned_table
 
     if (items is None) == (file is None):
         raise ConfigError("pass either --items ITEM,ITEM or --file FILE")
@@ -118,7 +119,8 @@ def remove(
         keys = [name.strip() for name in items.split(",") if name.strip()]
     else:
         assert file is not None
-        table = _table(file)
+        with scanned_table(file, "--file") as lazy:
+            table = lazy.collect()
         if key not in table.columns:
             raise ConfigError(f"{file} has no column {key!r}: name it with --key")
         keys = [str(name) for name in table[key].to_list()]
@@ -185,20 +187,3 @@ def _summary(bundle: Bundle) -> None:
         against = f" (exact search {index['exact_milliseconds']:.2f} ms), "
         against += f"recall@{index['k']} {index['recall']:.4f}"
     typer.echo(f"index {index['name']}: {index['milliseconds']:.2f} ms a user{against}")
-
-
-def _table(path: Path) -> pl.DataFrame:
-    """Read a table; the columns of a CSV stay strings."""
-    import polars as pl
-
-    readers = {
-        ".parquet": pl.read_parquet,
-        ".csv": lambda file: pl.read_csv(file, infer_schema=False),
-        ".jsonl": pl.read_ndjson,
-    }
-    if path.suffix not in readers:
-        raise ConfigError(f"{path} must end in {', '.join(readers)}")
-    try:
-        return readers[path.suffix](path)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None

@@ -64,9 +64,8 @@ def recommend(
         return
     assert history is not None
     keys = [key.strip() for key in history.split(",") if key.strip()]
-    features = _features(user_features)
     (answer,) = recommender.recommend(
-        [keys], k, exclude_seen=exclude_seen, user_features=[features] if features else None
+        [keys], k, exclude_seen=exclude_seen, user_features=[_features(user_features)]
     )
     if answer.popular:
         raise ConfigError(

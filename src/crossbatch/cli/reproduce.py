@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from crossbatch.config import Recipe
-    from crossbatch.data import Dataset
-    from crossbatch.reproduce.experiments import Request
+    from crossbatch.reproduce.design import PlannedRun
 
 
 def reproduce(
@@ -101,23 +100,32 @@ def reproduce(
         settings=read_settings(settings) if settings else {},
         budget=steps,
         num_items=items,
-    )
-    request = experiments.Request(
-        _word("experiment", experiment, experiments.EXPERIMENTS),
-        design,
-        home,
         sizes=_numbers("--sizes", sizes),
         among=_words(among),
     )
+    runs = experiments.planned_runs(
+        _word("experiment", experiment, experiments.EXPERIMENTS), design
+    )
     if plan:
-        _print_plan(request, jobs)
+        _print_plan(runs, home.path, jobs)
         return
-    failed = _train(request, dataset, jobs, quiet) if dataset else False
+    failed = False
+    if dataset is not None:
+        outcome = experiments.train(experiment, design, home, dataset, jobs=jobs, quiet=quiet)
+        if outcome.interrupted:
+            sys.stderr.write(
+                f"crossbatch: stopped with {len(outcome.finished)} of {len(runs)} runs "
+                "finished and the others saved; repeat the command to continue\n"
+            )
+            raise typer.Exit(INTERRUPTED)
+        for folder, message in outcome.failed.items():
+            sys.stderr.write(f"crossbatch: {home.path / folder} failed: {message}\n")
+        failed = bool(outcome.failed)
     if paper is not None:
         home.add_facts(paper=paper)
-    written = experiments.write(request)
+    written = experiments.write(experiment, design, home)
     if keep is not None:
-        written += experiments.keep(request, keep)
+        written += experiments.keep(experiment, design, home, keep)
     if not quiet:
         typer.echo("\n".join(str(path) for path in written))
     if failed:
@@ -139,27 +147,9 @@ def _base_recipe(path: Path | None, overrides: Sequence[str]) -> Recipe:
     return loaded if loaded.train.threads else loaded.changed(["train.threads=1"])
 
 
-def _train(request: Request, dataset: Dataset, jobs: int, quiet: bool) -> bool:
-    """Train missing runs and return whether some failed."""
-    from crossbatch.reproduce import experiments
-
-    out = request.folder.path
-    outcome = experiments.train(request, dataset, jobs=jobs, quiet=quiet)
-    if outcome.interrupted:
-        sys.stderr.write(
-            f"crossbatch: stopped with {len(outcome.finished)} of {len(request.runs)} runs "
-            "finished and the others saved; repeat the command to continue\n"
-        )
-        raise typer.Exit(INTERRUPTED)
-    for folder, message in outcome.failed.items():
-        sys.stderr.write(f"crossbatch: {out / folder} failed: {message}\n")
-    return bool(outcome.failed)
-
-
-def _print_plan(request: Request, jobs: int) -> None:
+def _print_plan(runs: Sequence[PlannedRun], out: Path, jobs: int) -> None:
     from crossbatch.reproduce.progress import duration_text, minutes_left
 
-    runs, out = request.runs, request.folder.path
     waiting = [run for run in runs if not run.is_finished(out)]
     for run in runs:
         typer.echo(f"{'to train' if run in waiting else 'finished':9} {run.folder}")

@@ -13,7 +13,7 @@ from crossbatch.reports.journal import Curve
 from crossbatch.reports.plots import Line, Plot, colors_of
 from crossbatch.reports.variants import Variant, group_runs
 from crossbatch.reproduce.folder import GridFolder, run_name
-from crossbatch.reproduce.page import Figure, Page, run_link, write_page
+from crossbatch.reproduce.page import Figure, run_link, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def write_curves(folder: GridFolder) -> list[Path]:
     figure = Figure("curves", plots, models, "Validation recall by step, NDCG by wall time.")
     links = " · ".join(run_link(run, folder, run.name) for run in runs)
     rows = [row for run in runs for row in _records(run)]
-    return write_page(folder, Page("curves", "Curves", [NOTE, f"Runs: {links}"], rows, [figure]))
+    return write_page(folder, "curves", "Curves", [NOTE, f"Runs: {links}"], rows, figure)
 
 
 def curve_plots(runs: Sequence[Run]) -> list[Plot]:

@@ -25,33 +25,20 @@ MODELS = ("youtube_dnn", "gru4rec", "mind")
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A way to draw negatives, as a column of the grid.
+    """A way to draw negatives, as a column of the grid."""
 
-    Attributes:
-        title: Its name in print.
-        sampler: Sampler options by batch size and number of items.
-        banked: Whether Table 2 varies its bank.
-        overrides: What it changes besides the sampler, as `section.key=value`.
-        settings_of: The strategy whose searched settings it takes; a search does not try it then.
-        fixed: Whether a base recipe with the same sampler leaves the options as they are.
-        in_table1: Whether Table 1 and the curves show it.
-    """
-
-    title: str
-    sampler: Callable[[int, int], dict[str, Any]]
-    banked: bool = False
-    overrides: tuple[str, ...] = ()
-    settings_of: str = ""
-    fixed: bool = False
-    in_table1: bool = True
+    title: str  # its name in print
+    sampler: Callable[[int, int], dict[str, Any]]  # its options by batch size and number of items
+    banked: bool = False  # whether Table 2 varies its bank
+    overrides: tuple[str, ...] = ()  # what it changes besides the sampler: `section.key=value`
+    settings_of: str = ""  # whose searched settings it takes; a search does not try it then
+    fixed: bool = False  # whether it ignores the options of a base recipe with the same sampler
+    in_table1: bool = True  # whether Table 1 and the curves show it
 
 
 def _bank(item_gradient: str) -> Callable[[int, int], dict[str, Any]]:
-    return lambda B, _: {
-        "name": "cross_batch",
-        "capacity": 19 * B,
-        "item_gradient": item_gradient,
-    }
+    options = {"name": "cross_batch", "item_gradient": item_gradient}
+    return lambda B, _: {**options, "capacity": 19 * B}
 
 
 # At the paper's B = 128 these are the paper's numbers: 1280 uniform negatives, 1152 for MNS, and
@@ -99,19 +86,12 @@ def strategy_color(strategy: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One run of a grid.
+    """One run of a grid."""
 
-    Attributes:
-        folder: Run folder, relative to the grid's.
-        recipe: What to train.
-        probe: Whether drift and gradient errors are measured during training.
-        test: Whether the test users are evaluated.
-    """
-
-    folder: str
+    folder: str  # run folder, relative to the grid's
     recipe: Recipe
-    probe: bool = False
-    test: bool = True
+    probe: bool = False  # whether drift and gradient errors are measured during training
+    test: bool = True  # whether the test users are evaluated
 
     def is_finished(self, out: Path) -> bool:
         """Whether the run has its result in the grid's folder `out`."""
@@ -120,27 +100,19 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """What all runs of a grid share, and what they vary.
+    """What all runs of a grid share, and what they vary."""
 
-    Attributes:
-        base: Recipe of everything that is neither model, strategy nor seed.
-        one_pass: Steps that read each training sample once: the warm-up unless `base` says it.
-        models: Keys of `crossbatch.models.MODELS`.
-        strategies: Keys of `STRATEGIES`.
-        seeds: One run each.
-        settings: Overrides `section.key=value` by model and strategy, as `search` chose them.
-        num_items: Columns of the full softmax.
-        budget: Steps of a shortened run, or None for runs until they converge.
-    """
-
-    base: Recipe
-    one_pass: int
-    models: Sequence[str] = MODELS
-    strategies: Sequence[str] = DEFAULT_STRATEGIES
-    seeds: Sequence[int] = (0,)
+    base: Recipe  # everything that is neither model, strategy nor seed
+    one_pass: int  # steps that read each sample once: the warm-up unless `base` says it
+    models: Sequence[str] = MODELS  # keys of `crossbatch.models.MODELS`
+    strategies: Sequence[str] = DEFAULT_STRATEGIES  # keys of `STRATEGIES`
+    seeds: Sequence[int] = (0,)  # one run each
+    # Overrides `section.key=value` by model and strategy, as a search chose them.
     settings: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
-    budget: int | None = None
-    num_items: int = 0
+    budget: int | None = None  # steps of a shortened run; None: until convergence
+    num_items: int = 0  # columns of the full softmax
+    sizes: Sequence[int] = SIZES  # of Table 2's banks, in batches
+    among: Sequence[str] = ()  # settings that a search tries; empty for all
 
     def table1(self) -> list[PlannedRun]:
         """Every model with every strategy; a whole table for the first seed comes first."""
@@ -151,15 +123,15 @@ class Design:
             for strategy in self.strategies
         ]
 
-    def table2(self, sizes: Sequence[int] = SIZES) -> list[PlannedRun]:
-        """Every model with every banked strategy at every size, in multiples of the batch."""
+    def table2(self) -> list[PlannedRun]:
+        """Every model with every banked strategy at every size."""
         return distinct(
             self.run(model, strategy, seed, size)
             for seed in self.seeds
             for model in self.models
             for strategy in self.strategies
             if STRATEGIES[strategy].banked
-            for size in sizes
+            for size in self.sizes
         )
 
     def probes(self) -> list[PlannedRun]:

@@ -1,20 +1,19 @@
 """The experiments by name: which runs each needs, and what is written from them.
 
-    request = Request("table1", design, GridFolder(Path("paper")))
-    train(request, open_dataset("books"), jobs=2)
-    write(request)
+    folder = GridFolder(Path("paper"))
+    train("table1", design, folder, open_dataset("books"), jobs=2)
+    write("table1", design, folder)
 
 Writing needs no dataset: a table is made from all that its folder holds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from crossbatch.files import read_document, write_document
 from crossbatch.reproduce.curves import write_curves
-from crossbatch.reproduce.design import SIZES, Design, PlannedRun, distinct
+from crossbatch.reproduce.design import Design, PlannedRun, distinct
 from crossbatch.reproduce.folder import GridFolder, keep_records
 from crossbatch.reproduce.probes import write_drift, write_lemma
 from crossbatch.reproduce.search import search_runs, write_search
@@ -22,7 +21,7 @@ from crossbatch.reproduce.table1 import write_table1
 from crossbatch.reproduce.table2 import write_table2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from crossbatch.config import Recipe
@@ -41,56 +40,44 @@ EXPERIMENTS = (*WRITERS, "search", "all")
 PAPER_FORMATS, PAPER_ITEMS = ("amazon", "comirec"), 300_000
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What was asked for.
-
-    Attributes:
-        experiment: One of `EXPERIMENTS`.
-        design: What the runs share and vary.
-        folder: Of the grid.
-        sizes: Bank sizes of Table 2, in batches.
-        among: Settings that a search tries; empty for all.
-    """
-
-    experiment: str
-    design: Design
-    folder: GridFolder
-    sizes: Sequence[int] = SIZES
-    among: Sequence[str] = ()
-
-    @property
-    def runs(self) -> list[PlannedRun]:
-        """The runs that the experiment needs."""
-        design = self.design
-        match self.experiment:
-            case "table1" | "curves":
-                return design.table1()
-            case "table2":
-                return design.table2(self.sizes)
-            case "drift" | "lemma":
-                return design.probes()
-            case "search":
-                return search_runs(design, self.among)
-        return distinct([*design.table1(), *design.table2(self.sizes), *design.probes()])
+def planned_runs(experiment: str, design: Design) -> list[PlannedRun]:
+    """The runs that one of `EXPERIMENTS` needs."""
+    match experiment:
+        case "table1" | "curves":
+            return design.table1()
+        case "table2":
+            return design.table2()
+        case "drift" | "lemma":
+            return design.probes()
+        case "search":
+            return search_runs(design)
+    return distinct([*design.table1(), *design.table2(), *design.probes()])
 
 
-def train(request: Request, dataset: Dataset, *, jobs: int = 1, quiet: bool = True) -> GridOutcome:
+def train(
+    experiment: str,
+    design: Design,
+    folder: GridFolder,
+    dataset: Dataset,
+    *,
+    jobs: int = 1,
+    quiet: bool = True,
+) -> GridOutcome:
     """Train what is missing, and measure the baselines."""
     from crossbatch.reproduce.grid import run_grid
 
-    folder, design = request.folder, request.design
     counts, source = dataset.manifest["counts"], dataset.manifest.get("source", {})
     facts = {key: counts[key] for key in ("users", "items", "interactions")}
     facts["eligible_samples"] = dataset.num_samples(design.base.train.min_history)
     books = source.get("format") in PAPER_FORMATS and facts["items"] > PAPER_ITEMS
     folder.add_facts(
         dataset={"name": dataset.path.resolve().name} | facts,
-        budget=None if request.experiment == "search" else design.budget,
+        budget=None if experiment == "search" else design.budget,
         paper=folder.facts.get("paper", books),
     )
-    outcome = run_grid(request.runs, dataset, folder.path, jobs=jobs, quiet=quiet)
-    if not outcome.interrupted and request.experiment in ("table1", "all"):
+    runs = planned_runs(experiment, design)
+    outcome = run_grid(runs, dataset, folder.path, jobs=jobs, quiet=quiet)
+    if not outcome.interrupted and experiment in ("table1", "all"):
         measure_baselines(dataset, design.base, folder.path)
     return outcome
 
@@ -125,17 +112,17 @@ def measure_baselines(dataset: Dataset, recipe: Recipe, out: Path) -> Path:
     return write_document(path, {**measured_on, "baselines": baselines})
 
 
-def write(request: Request) -> list[Path]:
+def write(experiment: str, design: Design, folder: GridFolder) -> list[Path]:
     """Write the experiment's files from the runs that its folder holds."""
-    if request.experiment == "search":
-        return write_search(request.design, request.folder)
-    names = WRITERS if request.experiment == "all" else [request.experiment]
-    return [path for name in names for path in WRITERS[name](request.folder)]
+    if experiment == "search":
+        return write_search(design, folder)
+    names = WRITERS if experiment == "all" else [experiment]
+    return [path for name in names for path in WRITERS[name](folder)]
 
 
-def keep(request: Request, out: Path) -> list[Path]:
+def keep(experiment: str, design: Design, folder: GridFolder, out: Path) -> list[Path]:
     """Copy the small records of the grid, and rebuild the experiment's files from them there."""
-    records = keep_records(request.folder, out)
-    if request.experiment == "search":  # whose pages are records themselves: its runs are not kept
+    records = keep_records(folder, out)
+    if experiment == "search":  # whose pages are records themselves: its runs are not kept
         return records
-    return records + write(replace(request, folder=GridFolder(out)))
+    return records + write(experiment, design, GridFolder(out))

@@ -24,35 +24,27 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossbatch.errors import DataError
-from crossbatch.files import read_document, write_document, write_file
+from crossbatch.files import files_below, read_document, write_document, write_file
 from crossbatch.reports.runs import RUN_FILES, Run, read_run
 from crossbatch.reproduce.design import STRATEGIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-RUN_NAME = re.compile(
-    r"(?P<model>.+?)-(?P<strategy>[a-z_]+)(?:-M(?P<capacity>\d+))?-s(?P<seed>\d+)"
-)
-
+RUN_NAME = re.compile(r"(.+?)-([a-z_]+)(?:-M(\d+))?-s(\d+)")
 RECORDS_FILE = "records.tar.xz"
 PARTS = ("runs", "probes")  # of a search, search.json has every number
 FILES = (
     "grid.json", "baselines.json", "settings.toml", "search.json", "search.csv", "search.md",
 )  # fmt: skip
-PER_USER = ("recall@50", "ndcg_comirec@50", "ndcg@50")  # the gains that Table 1 shows
-EVAL_METRICS = ("recall@50", "ndcg@50", "ndcg_comirec@50")
+METRICS = ("recall@50", "ndcg@50", "ndcg_comirec@50")  # all that figures and gains show
 TRAIN_LINES = 12  # of a journal, evenly over training
-DIGITS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class RunName:
+class RunName(NamedTuple):
     """What a run's folder name says."""
 
     model: str
@@ -68,8 +60,8 @@ def run_name(run: Run) -> RunName:
         raise DataError(
             f"{run.path} is no run of a grid: its name must be like youtube_dnn-in_batch-s0"
         )
-    capacity = int(found["capacity"]) if found["capacity"] else None
-    return RunName(found["model"], found["strategy"], capacity, int(found["seed"]))
+    model, strategy, capacity, seed = found.groups()
+    return RunName(model, strategy, int(capacity) if capacity else None, int(seed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +122,8 @@ def keep_records(folder: GridFolder, out: Path) -> list[Path]:
     if not contents:
         return written
     if (out / RECORDS_FILE).is_file():
-        root = unpacked_records(out)
-        paths = [path for path in root.rglob("*") if path.is_file()]
-        kept = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
-        contents = kept | contents
+        kept = files_below(unpacked_records(out))
+        contents = {name: path.read_bytes() for name, path in kept.items()} | contents
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:xz", preset=9, format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(contents):
@@ -169,41 +159,30 @@ def _record(run: Run, name: str) -> dict[str, bytes]:
         "journal.jsonl": b"".join(_json(event) for event in thinned(run.journal.events)),
         "result.json": _json(run.result),
     }
-    for metric in PER_USER:
-        values = run.per_user(metric)
-        if values is not None:
-            buffer = io.BytesIO()
-            np.save(buffer, values)
-            files[f"per_user/test_{metric}.npy"] = buffer.getvalue()
+    for metric in METRICS:
+        path = run.path / "per_user" / f"test_{metric}.npy"
+        if path.is_file():
+            files[f"per_user/{path.name}"] = path.read_bytes()
     return {f"{name}/{file}": content for file, content in files.items()}
 
 
 def thinned(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """All events of a journal but most of its training lines.
+    """A journal without most of its training lines.
 
-    Those that stay are rounded; evaluations keep the metrics that figures show, and probes all.
+    Those that stay are rounded; evaluations keep `METRICS`, and other events everything.
     """
-    events = list(events)
-    train = [index for index, event in enumerate(events) if event["event"] == "train"]
-    step = max(1, -(-len(train) // TRAIN_LINES))
-    wanted = {*train[step - 1 :: step], *train[-1:]}
-    kept = []
-    for index, event in enumerate(events):
-        if event["event"] == "train" and index not in wanted:
-            continue
-        short = dict(event)
-        short.pop("environment", None)  # config.json has it
+    kept = [{k: v for k, v in e.items() if k != "environment"} for e in events]  # in config.json
+    train = [event for event in kept if event["event"] == "train"]
+    every = max(1, -(-len(train) // TRAIN_LINES))
+    dropped = {id(event) for n, event in enumerate(train[:-1], start=1) if n % every}
+    kept = [event for event in kept if id(event) not in dropped]
+    for event in kept:
+        if event["event"] == "train":
+            event |= json.loads(json.dumps(event), parse_float=lambda x: float(f"{float(x):.4g}"))
         if event["event"] == "eval":
             metrics = event.get("metrics", {})
-            short["metrics"] = {key: metrics[key] for key in EVAL_METRICS if key in metrics}
-        kept.append(_rounded(short) if event["event"] == "train" else short)
+            event["metrics"] = {key: metrics[key] for key in METRICS if key in metrics}
     return kept
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(entry) for key, entry in value.items()}
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def _json(document: Mapping[str, Any]) -> bytes:

@@ -19,7 +19,7 @@ import time
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from typing import TYPE_CHECKING
 
 from crossbatch.errors import ConfigError, DataError, out_of_memory
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from crossbatch.data import Dataset
     from crossbatch.reproduce.design import PlannedRun
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 POLL_SECONDS = 0.5
-DONE, FAILED, IN_USE, INTERRUPTED = "done", "failed", "in use", "interrupted"
+DONE, FAILED, IN_USE = "done", "failed", "in use"
 PRELOADED = ["crossbatch.data", "crossbatch.fitting"]
 
 
@@ -61,7 +60,7 @@ def run_grid(
     outcome = GridOutcome()
     waiting = [run for run in runs if not run.is_finished(out)]
     training: list[_Training] = []
-    progress = GridProgress(out, runs, waiting, jobs=jobs, quiet=quiet)
+    progress = GridProgress(out, runs, jobs=jobs, quiet=quiet)
     try:
         with _stop_signals():
             while waiting or training:
@@ -73,7 +72,14 @@ def run_grid(
                 time.sleep(POLL_SECONDS)
                 for each in [each for each in training if not each.process.is_alive()]:
                     training.remove(each)
-                    _note_end(each, waiting, outcome, progress)
+                    state, message = each.read_answer()
+                    if state == DONE:
+                        progress.report_result(each.run)
+                    elif state == IN_USE:  # another grid was faster
+                        waiting.append(each.run)
+                    else:
+                        outcome.failed[each.run.folder] = message
+                        progress.report_failure(each.run, message)
                 progress.update([each.run for each in training], waiting)
     except KeyboardInterrupt:
         outcome.interrupted = True
@@ -115,9 +121,9 @@ class _Training:
 
     def __init__(self, run: PlannedRun, dataset: Dataset, out: Path) -> None:
         context = multiprocessing.get_context("forkserver")
-        with _environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"):
-            context.set_forkserver_preload(PRELOADED)
-            forkserver.ensure_running()
+        context.set_forkserver_preload(PRELOADED)
+        # For the processes that start below; in this one torch has read them already.
+        os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.run = run
         self.answer, answer = context.Pipe(duplex=False)
         job = (run, dataset.path.resolve(), (out / run.folder).resolve(), answer)
@@ -139,51 +145,19 @@ class _Training:
             os.kill(self.process.pid, signal.SIGINT)
 
 
-def _note_end(
-    training: _Training, waiting: list[PlannedRun], outcome: GridOutcome, progress: GridProgress
-) -> None:
-    state, message = training.read_answer()
-    if state == DONE:
-        progress.report_result(training.run)
-    elif state == IN_USE:  # another grid was faster
-        waiting.append(training.run)
-    else:
-        outcome.failed[training.run.folder] = message or f"it was {state}"
-        progress.report_failure(training.run, outcome.failed[training.run.folder])
-
-
 @contextmanager
 def _stop_signals() -> Iterator[None]:
     """SIGINT and SIGTERM raise KeyboardInterrupt, also where they were ignored before."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        earlier = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
-    except ValueError:  # not the main thread, which handles the signals then
+    if threading.current_thread() is not threading.main_thread():  # which handles the signals
         yield
         return
+    stop = signal.default_int_handler
+    earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Environment variables for the processes that are started inside."""
-    earlier = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in earlier.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _train_in_process(
@@ -215,11 +189,11 @@ def _end_of_training(run: PlannedRun, data: Path, out: Path) -> tuple[str, str]:
         if not run.test:  # its numbers are all that is wanted of it
             shutil.rmtree(out / "best", ignore_errors=True)
     except (Interrupted, KeyboardInterrupt):
-        return INTERRUPTED, ""
+        return FAILED, "it was interrupted"
     except RunInUseError:
         return IN_USE, ""
     except (ConfigError, DataError, OSError) as error:  # a full disk among them
-        return FAILED, str(error)
+        return FAILED, str(error) or repr(error)
     except Exception as error:
         if out_of_memory(error):
             return FAILED, "there is not enough memory; its checkpoint is whole"

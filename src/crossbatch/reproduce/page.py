@@ -1,6 +1,6 @@
 """What an experiment writes: a Markdown page, the same numbers as CSV and JSON, and figures.
 
-write_page(GridFolder(Path("paper")), Page("table1", "Table 1", [table, note], rows))
+write_page(GridFolder(Path("paper")), "table1", "Table 1", [table, note], rows)
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -21,6 +19,8 @@ from crossbatch.reports.markdown import literal
 from crossbatch.reports.svg import write_panels
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from crossbatch.reports.plots import BarChart, Plot
     from crossbatch.reports.runs import Run
     from crossbatch.reproduce.folder import GridFolder
@@ -37,42 +37,47 @@ class Figure:
     captioned: bool = True  # whether the caption also stands below the figure
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One experiment, written up.
+def write_page(
+    folder: GridFolder,
+    name: str,
+    title: str,
+    parts: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    figure: Figure | None = None,
+) -> list[Path]:
+    """Write all files of one experiment into the grid's folder.
 
-    Attributes:
+    Args:
+        folder: Of the grid.
         name: Of the files.
         title: Of the page.
         parts: Markdown below the title.
-        rows: The numbers, one mapping a row, for CSV and JSON.
-        figures: Drawn below the tables, where they have plots.
+        rows: The numbers, for CSV and JSON.
+        figure: Drawn below the tables, if it has plots.
     """
-
-    name: str
-    title: str
-    parts: Sequence[str]
-    rows: Sequence[Mapping[str, Any]]
-    figures: Sequence[Figure] = ()
-
-
-def write_page(folder: GridFolder, page: Page) -> list[Path]:
-    """Write all files of a page into the grid's folder."""
-    out = folder.path
-    figures = [figure for figure in page.figures if figure.plots]
-    drawn = [path for figure in figures for path in _draw(figure, out / "figures")]
-    images = []
-    for figure in figures:
+    out, facts, drawn, text = folder.path, folder.facts, [], [f"# {title}"]
+    if data := facts.get("dataset"):
+        text.append(
+            f"Data: {literal(data['name'])}, {data['users']:,} users, {data['items']:,} items, "
+            f"{data['interactions']:,} interactions."
+        )
+    if facts.get("budget"):
+        text.append(
+            f"**Shortened: every run was cut to {facts['budget']:,} steps. "
+            "These are not results of convergence.**"
+        )
+    text += parts
+    if figure and figure.plots:
+        drawn = _draw(figure, out / "figures")
         caption = literal(figure.caption)
-        images.append(f"![{caption}](figures/{figure.name}.svg)")
-        images += [f"*{caption}*"] if figure.captioned else []
-    text = "\n\n".join([f"# {page.title}", *_heading(folder), *page.parts, *images]) + "\n"
-    document = {"experiment": page.name} | folder.facts | {"rows": page.rows}
+        text.append(f"![{caption}](figures/{figure.name}.svg)")
+        text += [f"*{caption}*"] if figure.captioned else []
+    document = {"experiment": name} | facts | {"rows": rows}
     document = sealed(json.loads(json.dumps(document)))  # keys as they will be read
     return [
-        write_file(out / f"{page.name}.md", text.encode()),
-        write_file(out / f"{page.name}.csv", _csv(page.rows).encode()),
-        write_document(out / f"{page.name}.json", document),
+        write_file(out / f"{name}.md", ("\n\n".join(text) + "\n").encode()),
+        write_file(out / f"{name}.csv", _csv(rows).encode()),
+        write_document(out / f"{name}.json", document),
         *drawn,
     ]
 
@@ -81,31 +86,13 @@ def run_link(run: Run, folder: GridFolder, text: str) -> str:
     """A Markdown link from a page of the grid to a run's folder; plain text for a record."""
     if not run.path.is_relative_to(folder.path):
         return literal(text)
-    relative = Path(os.path.relpath(run.path, folder.path)).as_posix()
-    return f"[{literal(text)}]({quote(relative)})"
+    return f"[{literal(text)}]({quote(run.path.relative_to(folder.path).as_posix())})"
 
 
 def run_links(runs: Sequence[Run], folder: GridFolder) -> str:
     """The seeds of some runs, each linked to its folder."""
     ordered = sorted(runs, key=lambda run: run.seed or 0)
     return " ".join(run_link(run, folder, str(run.seed)) for run in ordered)
-
-
-def _heading(folder: GridFolder) -> list[str]:
-    """Which data, and whether the runs were cut short."""
-    facts, parts = folder.facts, []
-    data = facts.get("dataset")
-    if data:
-        parts.append(
-            f"Data: {literal(data['name'])}, {data['users']:,} users, {data['items']:,} items, "
-            f"{data['interactions']:,} interactions."
-        )
-    if facts.get("budget"):
-        parts.append(
-            f"**Shortened: every run was cut to {facts['budget']:,} steps. "
-            "These are not results of convergence.**"
-        )
-    return parts
 
 
 def _draw(figure: Figure, folder: Path) -> list[Path]:
@@ -135,8 +122,7 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in row.items():
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list | tuple):
-            flat[f"{prefix}{key}"] = " ".join(str(entry) for entry in value)
         else:
-            flat[f"{prefix}{key}"] = value
+            words = isinstance(value, list | tuple)
+            flat[f"{prefix}{key}"] = " ".join(map(str, value)) if words else value
     return flat

@@ -14,8 +14,8 @@ reports to be at most 1. θ are the parameters that the user vector depends on, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossbatch.errors import DataError
 from crossbatch.reports.journal import Curve, number
@@ -25,7 +25,7 @@ from crossbatch.reports.svg import COLORS
 from crossbatch.reports.variants import MODEL_NAMES, model_title, position
 from crossbatch.reproduce.design import STRATEGIES, strategy_color, strategy_title
 from crossbatch.reproduce.folder import GridFolder, run_name
-from crossbatch.reproduce.page import Figure, Page, run_link, write_page
+from crossbatch.reproduce.page import Figure, run_link, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +56,7 @@ PAPER_CONSTANT = 1.0
 LAST = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeRun:
+class ProbeRun(NamedTuple):
     """A run that measured drift and the lemma."""
 
     run: Run
@@ -65,14 +64,14 @@ class ProbeRun:
     strategy: str
 
     @property
-    def title(self) -> str:
-        """The strategy in print."""
-        return strategy_title(self.strategy)
+    def names(self) -> list[str]:
+        """Model and strategy in print."""
+        return [literal(model_title(self.model)), literal(strategy_title(self.strategy))]
 
     @property
-    def warmup(self) -> float | None:
-        """Steps before the bank was read, if there was one."""
-        return number(self.run.config.get("sampler", {}).get("warmup_steps"))
+    def warmup(self) -> float:
+        """Steps before the bank was read; 0 without a bank."""
+        return number(self.run.config.get("sampler", {}).get("warmup_steps")) or 0.0
 
     def curve(self, *path: str) -> Curve:
         """A measured value over training."""
@@ -86,6 +85,12 @@ class ProbeRun:
         later = (y for x, y in zip(curve.x, curve.y, strict=True) if x >= step)
         return f"{next(later, curve.y[-1]):.{digits}g}"
 
+    def measurements(self, measured: str) -> list[dict[str, Any]]:
+        """Every measurement of a kind, as JSON keeps it."""
+        about = {"model": self.model, "strategy": self.strategy, "run": f"probes/{self.run.name}"}
+        events = self.run.journal.of("probe")
+        return [about | {k: e[k] for k in ("step", measured)} for e in events if measured in e]
+
 
 def write_drift(folder: GridFolder) -> list[Path]:
     """Write the drift page from the probe runs of the folder."""
@@ -95,34 +100,32 @@ def write_drift(folder: GridFolder) -> list[Path]:
     heads = ["Model", "Negatives", "Δt"]
     heads += [f"{form}, {w}" for form in DRIFT_FORMS.values() for w in ("first", "warm-up", "last")]
     lines = []
-    for probe in probes:
+    for probe, interval in product(probes, INTERVALS):
         marks = warmup_marks(probes, probe.model)
         steps = (0.0, marks[0].x if marks else 0.0, LAST)
-        for interval in INTERVALS:
-            line = [model_title(probe.model), probe.title, interval]
-            for form in DRIFT_FORMS:
-                line += [probe.value_at(step, 4, "drift", interval, form) for step in steps]
-            lines.append([*map(literal, line), run_link(probe.run, folder, probe.run.name)])
-    table = pipe_table([*heads, "Run"], lines, words=2)
+        line = [*probe.names, interval]
+        for form, step in product(DRIFT_FORMS, steps):
+            line.append(probe.value_at(step, 4, "drift", interval, form))
+        lines.append([*line, run_link(probe.run, folder, probe.run.name)])
     caption = "Feature drift while training with in-batch negatives, by Δt mini-batches."
-    figure = Figure("drift", drift_plots(probes), len(_by_model(probes)), caption)
-    rows = _measurements(probes, "drift")
-    return write_page(folder, Page("drift", "Feature drift", [table, DRIFT_NOTE], rows, [figure]))
+    parts = [pipe_table([*heads, "Run"], lines, words=2), DRIFT_NOTE]
+    figure = Figure("drift", drift_plots(probes), len(_models(probes)), caption)
+    rows = [row for probe in probes for row in probe.measurements("drift")]
+    return write_page(folder, "drift", "Feature drift", parts, rows, figure)
 
 
 def drift_plots(probes: Sequence[ProbeRun]) -> list[Plot]:
     """Drift by step for the in-batch run of each model: the paper's sum, and the relative form."""
     plots = []
-    for form, y_label in DRIFT_FIGURES.items():
-        for model, mine in _by_model(probes).items():
-            probe = next((each for each in mine if each.strategy == "in_batch"), mine[0])
-            lines = [
-                Line(f"Δt = {interval}", "", probe.curve("drift", interval, form), color)
-                for color, interval in enumerate(INTERVALS)
-            ]
-            marks = warmup_marks(probes, model)
-            title = model_title(model)
-            plots.append(Plot(f"drift-{form}", title, "step", y_label, lines, marks=marks))
+    for (form, y_label), model in product(DRIFT_FIGURES.items(), _models(probes)):
+        mine = [probe for probe in probes if probe.model == model]
+        probe = next((each for each in mine if each.strategy == "in_batch"), mine[0])
+        lines = [
+            Line(f"Δt = {interval}", "", probe.curve("drift", interval, form), color)
+            for color, interval in enumerate(INTERVALS)
+        ]
+        marks, title = warmup_marks(probes, model), model_title(model)
+        plots.append(Plot(f"drift-{form}", title, "step", y_label, lines, marks=marks))
     return plots
 
 
@@ -135,32 +138,33 @@ def write_lemma(folder: GridFolder) -> list[Path]:
     heads += [f"{name}, {when}" for name in LEMMA_VALUES.values() for when in ("warm-up", "last")]
     lines = []
     for probe in probes:
-        line = [literal(model_title(probe.model)), literal(probe.title)]
-        for key in LEMMA_VALUES:
-            line += [probe.value_at(s, 3, "lemma", key) for s in (probe.warmup or 0.0, LAST)]
+        line = probe.names
+        for key, step in product(LEMMA_VALUES, (probe.warmup, LAST)):
+            line.append(probe.value_at(step, 3, "lemma", key))
         line += [f"{max(probe.curve('lemma', key).y):.3g}" for key in ("constant", "jacobian")]
         lines.append([*line, run_link(probe.run, folder, probe.run.name)])
-    table = pipe_table([*heads, "C needed", "C of the tower", "Run"], lines, words=2)
+    heads += ["C needed", "C of the tower", "Run"]
+    parts = [pipe_table(heads, lines, words=2), LEMMA_NOTE]
     caption = "Gradient deviation by cached vectors against its bound, and the constant C."
-    figure = Figure("lemma", _lemma_plots(probes), len(_by_model(probes)), caption)
-    rows = _measurements(probes, "lemma")
-    return write_page(folder, Page("lemma", "The lemma", [table, LEMMA_NOTE], rows, [figure]))
+    figure = Figure("lemma", _lemma_plots(probes), len(_models(probes)), caption)
+    rows = [row for probe in probes for row in probe.measurements("lemma")]
+    return write_page(folder, "lemma", "The lemma", parts, rows, figure)
 
 
 def _lemma_plots(probes: Sequence[ProbeRun]) -> list[Plot]:
     """Deviation and bound of each model, then the constant of each."""
     deviations: list[Plot] = []
     constants: list[Plot] = []
-    for model, mine in _by_model(probes).items():
+    for model in _models(probes):
         lines, largest = [], []
-        for probe in mine:
-            color = strategy_color(probe.strategy)
+        for probe in (each for each in probes if each.model == model):
+            title, color = strategy_title(probe.strategy), strategy_color(probe.strategy)
             deviation, bound, constant = (
                 _positive(probe.curve("lemma", key)) for key in ("deviation", "bound", "jacobian")
             )
-            lines.append(Line(probe.title, "", deviation, color))
-            lines.append(Line(f"{probe.title}: bound C ε", "", bound, color + COLORS))
-            largest.append(Line(probe.title, "", constant, color))
+            lines.append(Line(title, "", deviation, color))
+            lines.append(Line(f"{title}: bound C ε", "", bound, color + COLORS))
+            largest.append(Line(title, "", constant, color))
         if steps := [step for line in largest for step in line.curve.x]:
             flat = Curve((min(steps), max(steps)), (PAPER_CONSTANT, PAPER_CONSTANT))
             largest.append(Line("C = 1, the paper", "", flat, COLORS - 1))
@@ -176,40 +180,20 @@ def _lemma_plots(probes: Sequence[ProbeRun]) -> list[Plot]:
 
 def read_probes(folder: GridFolder) -> list[ProbeRun]:
     """The probe runs of a grid, models in the order of the tables."""
-    named = [(run, run_name(run)) for run in folder.runs("probes")]
+    probes = [ProbeRun(run, *run_name(run)[:2]) for run in folder.runs("probes")]
     return sorted(
-        (ProbeRun(run, name.model, name.strategy) for run, name in named),
-        key=lambda each: (position(each.model, MODEL_NAMES), position(each.strategy, STRATEGIES)),
+        probes, key=lambda p: (position(p.model, MODEL_NAMES), position(p.strategy, STRATEGIES))
     )
 
 
 def warmup_marks(probes: Sequence[ProbeRun], model: str) -> list[Mark]:
     """The end of the warm-up that the banked runs of a model chose."""
     steps = dict.fromkeys(probe.warmup for probe in probes if probe.model == model and probe.warmup)
-    return [Mark(step, "warm-up ends") for step in steps if step is not None]
+    return [Mark(step, "warm-up ends") for step in steps]
 
 
-def _measurements(probes: Sequence[ProbeRun], measured: str) -> list[dict[str, Any]]:
-    """Every measurement of a kind, as JSON keeps it."""
-    return [
-        {
-            "model": probe.model,
-            "strategy": probe.strategy,
-            "run": f"probes/{probe.run.path.name}",
-            "step": event["step"],
-            measured: event[measured],
-        }
-        for probe in probes
-        for event in probe.run.journal.of("probe")
-        if measured in event
-    ]
-
-
-def _by_model(probes: Sequence[ProbeRun]) -> dict[str, list[ProbeRun]]:
-    groups: dict[str, list[ProbeRun]] = {}
-    for probe in probes:
-        groups.setdefault(probe.model, []).append(probe)
-    return groups
+def _models(probes: Sequence[ProbeRun]) -> list[str]:
+    return list(dict.fromkeys(probe.model for probe in probes))
 
 
 def _positive(curve: Curve) -> Curve:

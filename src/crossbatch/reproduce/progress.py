@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.files import read_document
+from crossbatch.reports.journal import read_journal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from crossbatch.reproduce.design import PlannedRun
-
-TAIL = 8192  # bytes at the end of a journal that surely hold its newest evaluation or step
 
 
 def minutes_left(
@@ -58,21 +56,13 @@ def duration_text(minutes: float) -> str:
 
 
 class GridProgress:
-    """A live display on stderr; `waiting` are the runs without a result, `jobs` run at a time."""
+    """A live display on stderr of a grid that trains `jobs` runs at a time."""
 
-    def __init__(
-        self,
-        out: Path,
-        runs: Sequence[PlannedRun],
-        waiting: Sequence[PlannedRun],
-        *,
-        jobs: int,
-        quiet: bool,
-    ) -> None:
+    def __init__(self, out: Path, runs: Sequence[PlannedRun], *, jobs: int, quiet: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        self.out, self.runs, self.jobs, self.quiet = out, list(runs), jobs, quiet
+        self.out, self.runs, self.jobs, self.quiet = out, runs, jobs, quiet
         self._bars = Progress(
             TextColumn("[bold]{task.description}[/]"),
             BarColumn(bar_width=16),
@@ -82,9 +72,7 @@ class GridProgress:
             refresh_per_second=2,
             disable=quiet,
         )
-        self._all = self._bars.add_task(
-            "runs", total=len(runs), completed=len(runs) - len(waiting), status=""
-        )
+        self._all = self._bars.add_task("runs", total=len(runs), status="")
         self._tasks: dict[str, Any] = {}
         self._done = -1
         self._bars.start()
@@ -102,13 +90,11 @@ class GridProgress:
         for ended in set(self._tasks) - {run.folder for run in training}:
             self._bars.remove_task(self._tasks.pop(ended))
         for run in training:
-            train = run.recipe.train
-            if run.folder not in self._tasks:
-                self._tasks[run.folder] = self._bars.add_task(
-                    run.folder, total=train.max_steps, status="starting"
-                )
-            step, status = _latest(self.out / run.folder, train.metric)
-            self._bars.update(self._tasks[run.folder], completed=step, status=status)
+            train, name = run.recipe.train, run.folder
+            if name not in self._tasks:
+                self._tasks[name] = self._bars.add_task(name, total=train.max_steps, status="")
+            step, status = _latest(self.out / name / "journal.jsonl", train.metric)
+            self._bars.update(self._tasks[name], completed=step, status=status)
 
     def report_result(self, run: PlannedRun) -> None:
         """Print a finished run's result above the bars."""
@@ -132,21 +118,10 @@ class GridProgress:
         self._bars.console.print(text, style=style, highlight=False, soft_wrap=True)
 
 
-def _latest(run: Path, metric: str) -> tuple[int, str]:
-    """Step and newest validation metric of a run under way, from the end of its journal."""
-    try:
-        with (run / "journal.jsonl").open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL))
-            lines = file.read().splitlines()
-    except OSError:
-        return 0, "starting"
+def _latest(journal: Path, metric: str) -> tuple[int, str]:
+    """Step and newest validation metric of a run under way."""
     step, status = 0, "before its first evaluation"
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):  # cut off at either end
-            continue
+    for event in read_journal(journal).events:
         step = event["step"]
         if event["event"] == "eval":
             status = f"{metric} {100 * event['metrics'][metric]:.2f} %"

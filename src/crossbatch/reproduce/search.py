@@ -13,16 +13,18 @@ metric, averaged over seeds; `--settings settings.toml` then applies it.
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
 
 import tomli_w
 
 from crossbatch.config import read_toml
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.files import read_document, seal_is_broken, verify_checksums, write_file
+from crossbatch.files import read_document, seal_is_broken, write_file
 from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
+from crossbatch.reports.runs import read_run
 from crossbatch.reports.variants import model_title, position
 from crossbatch.reproduce.design import (
     MODELS,
@@ -32,7 +34,7 @@ from crossbatch.reproduce.design import (
     shortened,
     strategy_title,
 )
-from crossbatch.reproduce.page import Page, write_page
+from crossbatch.reproduce.page import write_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,12 +48,7 @@ STEPS = 6000  # of a search run unless the design has a budget; its warm-up is c
 SETTINGS: dict[str, tuple[str, ...]] = {
     "dot": ("model.normalize=false", "loss.temperature=1.0", "train.lr=0.001"),
     "dot-fast": ("model.normalize=false", "loss.temperature=1.0", "train.lr=0.003"),
-    "dot-l2": (
-        "model.normalize=false",
-        "loss.temperature=1.0",
-        "train.lr=0.001",
-        "loss.l2=0.001",
-    ),
+    "dot-l2": ("model.normalize=false", "loss.temperature=1.0", "train.lr=0.001", "loss.l2=0.001"),
     "cosine-0.1": ("model.normalize=true", "loss.temperature=0.1", "train.lr=0.001"),
     "cosine-0.1-fast": ("model.normalize=true", "loss.temperature=0.1", "train.lr=0.003"),
     "cosine-0.05": ("model.normalize=true", "loss.temperature=0.05", "train.lr=0.001"),
@@ -83,16 +80,15 @@ def settings_of(model: str, strategy: str, one_pass: int) -> dict[str, tuple[str
     return settings | {f"{name}-early": (*settings[name], early) for name in tried}
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(NamedTuple):
     """One setting of one combination and what it reached on the validation users."""
 
     model: str
     strategy: str
     setting: str
-    overrides: tuple[str, ...]
-    values: tuple[float, ...]  # one per seed
-    runs: tuple[str, ...]  # folders
+    overrides: Sequence[str]
+    values: Sequence[float]  # one per seed
+    runs: Sequence[str]  # folders
     steps: int  # at most
 
     @property
@@ -101,15 +97,9 @@ class Trial:
         return statistics.fmean(self.values)
 
 
-def search_runs(design: Design, among: Sequence[str] = ()) -> list[PlannedRun]:
-    """Short runs of every model × strategy with every setting.
-
-    Args:
-        design: Models, strategies and seeds.
-        among: Names of the settings to try, each with its early warm-up where there is one; empty
-            for all. Strategies are always tried with the same ones.
-    """
-    names = [*SETTINGS, *(name for own in MODEL_SETTINGS.values() for name in own)]
+def search_runs(design: Design) -> list[PlannedRun]:
+    """Short runs of every model × strategy with every setting, or with those of `design.among`."""
+    names, among = [*SETTINGS, *(n for own in MODEL_SETTINGS.values() for n in own)], design.among
     if unknown := set(among) - set(names):
         raise ConfigError(f"--among must name {', '.join(names)}, got {min(unknown)!r}")
     return [
@@ -124,17 +114,22 @@ def search_runs(design: Design, among: Sequence[str] = ()) -> list[PlannedRun]:
 
 def read_trials(design: Design, out: Path) -> list[Trial]:
     """What the finished search runs reached; a setting without a result is left out."""
-    trials = []
-    for model in design.models:
-        for strategy in design.strategies:
-            for setting, overrides in settings_of(model, strategy, design.one_pass).items():
-                planned = [_run(design, model, strategy, setting, s) for s in design.seeds]
-                found = {run.folder: _validation(out / run.folder, design) for run in planned}
-                values = {folder: value for folder, value in found.items() if value is not None}
-                if values:
-                    place, steps = (model, strategy, setting), design.budget or STEPS
-                    scores, runs = tuple(values.values()), tuple(values)
-                    trials.append(Trial(*place, overrides, scores, runs, steps))
+    trials, metric = [], design.base.train.metric
+    for model, strategy in product(design.models, design.strategies):
+        for setting, overrides in settings_of(model, strategy, design.one_pass).items():
+            values = {}
+            for seed in design.seeds:
+                folder = _run(design, model, strategy, setting, seed).folder
+                if (out / folder / "result.json").is_file():
+                    value = read_run(out / folder).metrics("valid").get(metric)
+                    if value is None:
+                        raise DataError(
+                            f"{out / folder} has no validation {metric}: train the run again"
+                        )
+                    values[folder] = value
+            if values:
+                scores, runs, steps = [*values.values()], [*values], design.budget or STEPS
+                trials.append(Trial(model, strategy, setting, overrides, scores, runs, steps))
     return trials
 
 
@@ -145,50 +140,22 @@ def earlier_trials(out: Path) -> list[Trial]:
     if seal_is_broken(document):
         raise DataError(f"{path} was changed after it was written: restore it, or search again")
     try:
-        return [
-            Trial(
-                row["model"],
-                row["strategy"],
-                row["setting"],
-                tuple(row["overrides"]),
-                tuple(row["values"]),
-                tuple(row["runs"]),
-                row.get("steps", 0),
-            )
-            for row in document["rows"]
-            if row["strategy"] in STRATEGIES
-        ]
-    except (AttributeError, KeyError, TypeError) as error:
+        rows = [{"steps": 0, **row} for row in document["rows"] if row["strategy"] in STRATEGIES]
+        return [Trial(*(row[field] for field in Trial._fields)) for row in rows]
+    except (KeyError, TypeError) as error:
         raise DataError(f"{path} is not that of a search ({error!r}): search again") from None
 
 
 def merged(found: Sequence[Trial], earlier: Sequence[Trial]) -> list[Trial]:
     """All trials in the order of the tables; one that was made again counts as it is now."""
-    trials = {_place(trial): trial for trial in (*earlier, *found)}
-    return [trials[place] for place in sorted(trials)]
+    trials = {trial[:3]: trial for trial in (*earlier, *found)}
 
+    def place(trial: Trial) -> tuple[object, ...]:
+        setting = position(trial.setting, settings_of(trial.model, "balanced", 1))
+        model = position(trial.model, MODELS), trial.model
+        return (*model, position(trial.strategy, STRATEGIES), setting, trial.setting)
 
-def _place(trial: Trial) -> tuple[int, str, int, int, str]:
-    settings = settings_of(trial.model, "balanced", 1)
-    return (
-        position(trial.model, MODELS),
-        trial.model,
-        position(trial.strategy, STRATEGIES),
-        position(trial.setting, settings),
-        trial.setting,
-    )
-
-
-def _validation(run: Path, design: Design) -> float | None:
-    path = run / "result.json"
-    if not path.is_file():
-        return None
-    verify_checksums(run)
-    result, metric = read_document(path, "train the run again"), design.base.train.metric
-    try:
-        return float(result["valid"][metric])
-    except (KeyError, TypeError, ValueError):
-        raise DataError(f"{path} has no validation {metric}: train the run again") from None
+    return sorted(trials.values(), key=place)
 
 
 def choose(trials: Sequence[Trial]) -> dict[str, dict[str, Trial]]:
@@ -208,7 +175,11 @@ def write_search(design: Design, folder: GridFolder) -> list[Path]:
         raise DataError(f"{folder.path}/search holds no finished run; run the search with --data")
     best, metric = choose(trials), design.base.train.metric
     rows = [
-        asdict(trial) | {"mean": trial.mean, "chosen": best[trial.model][trial.strategy] is trial}
+        {
+            **trial._asdict(),
+            "mean": trial.mean,
+            "chosen": best[trial.model][trial.strategy] is trial,
+        }
         for trial in trials
     ]
     lengths = sorted({trial.steps for trial in trials if trial.steps})
@@ -229,7 +200,7 @@ def write_search(design: Design, folder: GridFolder) -> list[Path]:
         f"# Chosen by `crossbatch reproduce search` on validation {metric}: see search.md.\n\n"
     )
     return [
-        *write_page(folder, Page("search", "Search for settings", parts, rows)),
+        *write_page(folder, "search", "Search for settings", parts, rows),
         write_file(folder.path / "settings.toml", (comment + tomli_w.dumps(chosen)).encode()),
     ]
 
@@ -241,17 +212,13 @@ def _range(numbers: Sequence[int]) -> str:
 
 def _table(trials: Sequence[Trial], best: Mapping[str, Mapping[str, Trial]]) -> str:
     names = list(dict.fromkeys(trial.setting for trial in trials))
-    found = {(trial.model, trial.strategy, trial.setting): trial for trial in trials}
-    lines = []
-    for model, row in best.items():
-        for strategy, winner in row.items():
-            line = [model_title(model), strategy_title(strategy)]
-            for name in names:
-                trial = found.get((model, strategy, name))
-                text = NOTHING if trial is None else f"{100 * trial.mean:.2f}"
-                line.append(f"**{text}**" if trial is winner else text)
-            lines.append(line)
-    return pipe_table(["Model", "Negatives", *names], lines, words=2)
+    lines: dict[tuple[str, str], list[str]] = {}
+    for trial in trials:
+        head = [model_title(trial.model), strategy_title(trial.strategy)]
+        line = lines.setdefault(trial[:2], head + [NOTHING] * len(names))
+        bold = "**" if best[trial.model][trial.strategy] is trial else ""
+        line[2 + names.index(trial.setting)] = f"{bold}{100 * trial.mean:.2f}{bold}"
+    return pipe_table(["Model", "Negatives", *names], [*lines.values()], words=2)
 
 
 def read_settings(path: Path) -> dict[str, dict[str, list[str]]]:

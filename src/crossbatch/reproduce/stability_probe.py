@@ -86,24 +86,16 @@ class StabilityProbe:
         for interval in INTERVALS:
             before = self.snapshots.pop((step, interval), None)
             if before is not None:  # None where evaluations come within a window
-                drift = feature_drift(now, before)
-                drifts[str(interval)] = {
-                    "sum": drift.total,
-                    "mean": drift.mean,
-                    "relative": drift.relative,
-                }
+                d = feature_drift(now, before)
+                drifts[str(interval)] = {"sum": d.total, "mean": d.mean, "relative": d.relative}
         return drifts
 
     def _lemma(self, trainer: Trainer, bank: Candidates) -> dict[str, float]:
         # A copy's gradients are plain ones, and whatever happens to it is not training.
         model = cast("Any", copy.deepcopy(trainer.model))
         with evaluation_mode(model, seed=0):
-            batch = self.batch
-            users, _ = model(
-                batch.history.to(self.device),
-                batch.item_ids.to(self.device),
-                batch.user_ids.to(self.device),
-            )
+            batch = (self.batch.history, self.batch.item_ids, self.batch.user_ids)
+            users, _ = model(*(column.to(self.device) for column in batch))
             with torch.no_grad():
                 fresh = model.items(bank.item_ids)
             error = gradient_error(users, model.parameters(), fresh, bank.embeddings.float())

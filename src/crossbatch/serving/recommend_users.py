@@ -14,12 +14,12 @@ import torch
 
 from crossbatch.data.dataset.features import encode_table
 from crossbatch.data.progress import Progress, silent
-from crossbatch.errors import ConfigError, DataError
-from crossbatch.serving.tables import table_file
+from crossbatch.errors import ConfigError
+from crossbatch.serving.tables import scanned_table, table_file
 from crossbatch.serving.user_features import Profiles, feature_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from crossbatch.serving.recommender import Ranking, Recommender
@@ -29,12 +29,6 @@ CHUNK_CELLS = 1 << 21  # of a chunk's histories, padded to the longest
 USER_COLUMNS = ("user", "user_id", "userId", "uid")
 HISTORY_COLUMNS = ("history", "items", "item_ids", "sequence")
 SEPARATOR = ","  # between the items of a history that is a plain string
-
-SCANS: dict[str, Callable[[Path], pl.LazyFrame]] = {
-    ".parquet": pl.scan_parquet,
-    ".csv": lambda path: pl.scan_csv(path, infer_schema=False),
-    ".jsonl": pl.scan_ndjson,
-}
 
 
 @dataclass(slots=True)
@@ -85,11 +79,8 @@ def recommend_users(
 
 def _frames(path: Path, features: list[str]) -> Iterator[tuple[pl.DataFrame, int | None]]:
     """Yield frames of `user`, `history` and features, each with the number of users if known."""
-    if path.suffix not in SCANS:
-        raise ConfigError(f"--users must end in {', '.join(SCANS)}, got {path.name!r}")
-    try:
-        lazy = SCANS[path.suffix](path)
-        schema = lazy.collect_schema()
+    with scanned_table(path, "--users") as table:
+        schema = table.collect_schema()
         user = _column(path, schema, USER_COLUMNS)
         history = _column(path, schema, HISTORY_COLUMNS)
         items = pl.col(history)
@@ -99,15 +90,12 @@ def _frames(path: Path, features: list[str]) -> Iterator[tuple[pl.DataFrame, int
         chosen += [pl.col(name) for name in features if name in schema]
         total = None
         if path.suffix == ".parquet":
-            total = int(lazy.select(pl.len()).collect().item())
-        batches = lazy.select(chosen).collect_batches(
+            total = int(table.select(pl.len()).collect().item())
+        batches = table.select(chosen).collect_batches(
             maintain_order=True, chunk_size=16 * CHUNK_USERS
         )
         for frame in batches:
             yield frame, total
-    except (pl.exceptions.PolarsError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path} cannot be read: {reason}") from None
 
 
 def _chunks(frame: pl.DataFrame) -> Iterator[pl.DataFrame]:

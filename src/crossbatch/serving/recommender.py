@@ -41,17 +41,11 @@ class ScoredItem:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A user's list, best first.
+    """A user's list, best first."""
 
-    Attributes:
-        items: At most k; fewer only if the catalogue has no more to offer.
-        unknown: Keys of the history that are no items of the catalogue.
-        popular: Whether nothing was known of the user, so that the list is the most popular items.
-    """
-
-    items: list[ScoredItem]
-    unknown: list[str]
-    popular: bool = False
+    items: list[ScoredItem]  # at most k; fewer only if the catalogue has no more to offer
+    unknown: list[str]  # keys of the history that are no items of the catalogue
+    popular: bool = False  # nothing was known of the user: these are the most popular items
 
 
 @dataclass(frozen=True, slots=True)

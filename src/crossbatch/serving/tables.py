@@ -1,4 +1,4 @@
-"""Tables written piece by piece, in bounded memory; the item vectors for other systems are one.
+"""Read tables, and write them piece by piece in bounded memory, item vectors among them.
 
 write_vectors(bundle, Path("items.parquet"))
 """
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
     from crossbatch.serving.recommender import Recommender
 
+SCANS: dict[str, Callable[[Path], pl.LazyFrame]] = {
+    ".parquet": pl.scan_parquet,
+    ".csv": lambda path: pl.scan_csv(path, infer_schema=False),  # all columns stay strings
+    ".jsonl": pl.scan_ndjson,
+}
 SINKS: dict[str, Callable[[pl.LazyFrame, Path], Any]] = {
     ".parquet": lambda frame, path: frame.sink_parquet(path),
     ".csv": lambda frame, path: frame.sink_csv(path),
@@ -29,6 +34,23 @@ SINKS: dict[str, Callable[[pl.LazyFrame, Path], Any]] = {
 }
 PART_ROWS = 1 << 19
 CHUNK_ITEMS = 65_536
+
+
+@contextmanager
+def scanned_table(path: Path, option: str) -> Iterator[pl.LazyFrame]:
+    """Yield a table that `option` names; while it is read inside, failures are one sentence.
+
+    Raises:
+        ConfigError: If the suffix of the file is unknown.
+        DataError: If it cannot be read.
+    """
+    if path.suffix not in SCANS:
+        raise ConfigError(f"{option} must end in {', '.join(SCANS)}, got {path.name!r}")
+    try:
+        yield SCANS[path.suffix](path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path} cannot be read: {reason}") from None
 
 
 @contextmanager

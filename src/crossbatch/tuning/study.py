@@ -17,16 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optuna
+import tomli_w
 from optuna.trial import TrialState
 from sqlalchemy import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import write_file
+from crossbatch.reports.formatting import NOTHING
+from crossbatch.reports.markdown import pipe_table
+from crossbatch.reproduce.folder import GridFolder
+from crossbatch.reproduce.page import write_page
 from crossbatch.training import DivergedError, fit
 from crossbatch.training.build import resolve
 from crossbatch.training.progress import Progress
 from crossbatch.training.run_folder import LOCK, RunFolder
-from crossbatch.tuning.outcome import write_outcome
 from crossbatch.tuning.space import Space, default_space
 
 if TYPE_CHECKING:
@@ -35,9 +40,13 @@ if TYPE_CHECKING:
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
 
-DATABASE = "study.db"
+DATABASE, BEST = "study.db", "best.toml"
 UNPRUNED = 4  # trials to compare with before any is pruned
-FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+FINISHED = {
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
 
 
 def tune(
@@ -75,7 +84,7 @@ def tune(
     folder = RunFolder(out, resume=True)  # its lock keeps two searches apart
     try:
         study = _open_study(dataset, recipe, space, out)
-        while len(study.get_trials(states=FINISHED)) < trials:
+        while len(study.get_trials(states=tuple(FINISHED))) < trials:
             trial = _next_trial(study)
             _run_trial(study, trial, dataset, recipe, space, out, progress())
             on_trial(study, study.trials[trial.number])
@@ -184,7 +193,7 @@ def _run_trial(
 
 def _drop_weights(study: optuna.Study, out: Path) -> None:
     """Delete the weights of finished trials: only their metrics are needed."""
-    for trial in study.get_trials(deepcopy=False, states=FINISHED):
+    for trial in study.get_trials(deepcopy=False, states=tuple(FINISHED)):
         for weights in ("best", "checkpoints"):
             shutil.rmtree(_trial_path(out, trial.number) / weights, ignore_errors=True)
 
@@ -216,3 +225,52 @@ class PruningTracker:
 
     def close(self) -> None:
         """Nothing to finish."""
+
+
+def write_outcome(study: optuna.Study, recipe: Recipe, out: Path) -> list[Path]:
+    """Write `trials.md`, `.csv` and `.json`, and `best.toml` once a trial has finished."""
+    rows = [_row(trial) for trial in study.get_trials(states=tuple(FINISHED))]
+    rows.sort(key=lambda row: (row["state"] != "finished", -(row["value"] or 0)))
+    metric = recipe.train.metric
+    note = (
+        f"Validation {metric} in per cent, best first; a pruned trial's is its last. "
+        "Trial 0 has the recipe's own values. Test users were not evaluated."
+    )
+    parts = [_table(rows, metric), note]
+    written = write_page(GridFolder(out), "trials", "Search", parts, rows)
+    if any(row["state"] == "finished" for row in rows):
+        best = study.best_trial
+        comment = (
+            f"# The best of {len(rows)} trials: number {best.number}, validation {metric} "
+            f"{100 * best.values[0]:.2f} %.\n#\n"
+            f"#   crossbatch train {BEST} --data DATASET --out RUN\n\n"
+        )
+        text = tomli_w.dumps(recipe.changed(best.user_attrs["overrides"]).to_dict())
+        written.append(write_file(out / BEST, (comment + text).encode()))
+    return written
+
+
+def _row(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+    overrides = [text.partition("=") for text in trial.user_attrs.get("overrides", [])]
+    return {
+        "trial": trial.number,
+        "state": FINISHED[trial.state],
+        "value": trial.values[0] if trial.values else None,
+        "steps": max(trial.intermediate_values, default=0),
+        "settings": {key: value for key, _, value in overrides},
+    }
+
+
+def _table(rows: list[dict[str, Any]], metric: str) -> str:
+    keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
+    lines = [
+        [
+            str(row["trial"]),
+            row["state"],
+            NOTHING if row["value"] is None else f"{100 * row['value']:.2f}",
+            f"{row['steps']:,}",
+            *(f"`{row['settings'].get(key, '')}`" for key in keys),
+        ]
+        for row in rows
+    ]
+    return pipe_table(["Trial", "", metric, "Steps", *keys], lines, words=2)

@@ -32,12 +32,7 @@ CHECKS: Mapping[str, tuple[Check, ...]] = {
         environment.gpu,
         environment.disk,
     ),
-    "data": (
-        folders.dataset_files,
-        folders.advised_sampler,
-        environment.disk,
-        folders.leftovers_beside,
-    ),
+    "data": (folders.dataset_files, environment.disk, folders.leftovers_beside),
     "run": (
         folders.run_lock,
         folders.run_state,

@@ -8,19 +8,12 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-        check: What was checked, in a word or two.
-        level: "note" works but is worth knowing.
-        message: What was found.
-        remedy: What to do; every problem has one.
-    """
-
-    check: str
-    level: Literal["ok", "note", "problem"]
-    message: str
-    remedy: str = ""
+    check: str  # what was checked, in a word or two
+    level: Literal["ok", "note", "problem"]  # a note works, but is worth knowing
+    message: str  # what was found
+    remedy: str = ""  # what to do; every problem has one
 
 
 def ok(check: str, message: str) -> Finding:

@@ -14,15 +14,16 @@ from crossbatch.files import CHECKSUMS, read_document, verify_checksums
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from crossbatch.data import Dataset
-
 TRAIN = "crossbatch train RECIPE --data DATASET --out RUN"
 
 
 def dataset_files(folder: Path) -> Iterator[Finding]:
-    """Check a dataset's format version, arrays and checksums."""
+    """Check a dataset's files; say which sampler the default recipe would use for it."""
+    from crossbatch.data import open_dataset
+
     try:
-        dataset = _verified_dataset(folder)
+        dataset = open_dataset(folder)
+        dataset.verify()
     except DataError as error:
         yield problem("files", str(error), "crossbatch prepare SOURCE --out DATASET --overwrite")
         return
@@ -32,27 +33,13 @@ def dataset_files(folder: Path) -> Iterator[Finding]:
         f"format {manifest['format_version']}, {len(manifest['files'])} files as written: "
         f"{dataset.num_users:,} users, {dataset.num_items:,} items",
     )
-
-
-def advised_sampler(folder: Path) -> Iterator[Finding]:
-    """Say which sampler the default recipe would use for this dataset."""
     from crossbatch.config import Recipe
     from crossbatch.training.auto_sampler import choose_sampler
 
     try:
-        yield ok("negatives", str(choose_sampler(Recipe(), _verified_dataset(folder))))
-    except DataError:
-        return  # reported by `dataset_files`
+        yield ok("negatives", str(choose_sampler(Recipe(), dataset)))
     except ConfigError as error:  # a dataset can be too small for the default batch
         yield note("negatives", str(error), "set train.batch_size in the recipe")
-
-
-def _verified_dataset(folder: Path) -> Dataset:
-    from crossbatch.data import open_dataset
-
-    dataset = open_dataset(folder)
-    dataset.verify()
-    return dataset
 
 
 def run_lock(folder: Path) -> Iterator[Finding]:

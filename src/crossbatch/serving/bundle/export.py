@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -118,6 +118,8 @@ def _contents(
     dataset, model = saved.dataset, saved.recipe.model
     item_state, user_state = split_state(saved.towers)
     keys, titles = all_items(dataset)
+    measured = run / "result.json"
+    metrics = read_document(measured, "train the run again") if measured.is_file() else {}
     return Contents(
         name=name,
         config=replace(
@@ -126,7 +128,7 @@ def _contents(
             user_features=feature_names(model.user_features, dataset.user_features),
         ),
         history_length=saved.recipe.train.history_length,
-        metrics=_result(run),
+        metrics=json.loads(json.dumps(metrics), parse_constant=lambda _: None),  # without NaN
         keys=keys,
         titles=titles,
         counts=np.array(dataset.item_counts),
@@ -149,13 +151,3 @@ def _contents(
             },
         },
     )
-
-
-def _result(run: Path) -> dict[str, Any]:
-    """The run's `result.json`, with null for metrics that are undefined; empty without one."""
-    path = run / "result.json"
-    if not path.is_file():
-        return {}
-    text = json.dumps(read_document(path, "train the run again"))
-    result: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)  # NaN is not JSON
-    return result

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.functional import normalize
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 NEAREST = 3  # items of the history that describe an interest
 
 
-@dataclass(frozen=True, slots=True)
-class Similar:
+class Similar(NamedTuple):
     """A query for the `k` nearest items of an item."""
 
     bundle: str
@@ -36,16 +34,14 @@ class Similar:
     k: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The body of a response, and how many items of the history were unknown."""
 
     body: bytes
     num_unknown: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """One user's list: known item ids of the history, and ids, scores and interests of the list."""
 
     history: np.ndarray
@@ -103,15 +99,12 @@ def _search(served: Served, queries: Sequence[RecommendRequest]) -> list[Found]:
         known,
         min(k, bundle.num_items),
         exclude_seen=queries[0].exclude_seen,
-        profiles=bundle.profiles(features, len(queries)) if any(features) else None,
+        profiles=bundle.profiles(features, len(queries)),
     )
     columns = (ranking.top.item_ids, ranking.top.scores, ranking.interest, ranking.popular)
     rows = zip(known, unknown, *(column.tolist() for column in columns), strict=True)
-    found = []
-    for history, keys, item_ids, scores, interests, popular in rows:
-        item_ids = [item for item in item_ids if item]  # empty slots are at the end
-        found.append(Found(history, keys, item_ids, scores, interests, popular))
-    return found
+    lists = [Found(*row) for row in rows]
+    return [found._replace(item_ids=[i for i in found.item_ids if i]) for found in lists]
 
 
 def _body(served: Served, query: RecommendRequest, found: Found) -> Answer:
@@ -170,8 +163,7 @@ def _interest_lists(served: Served, query: RecommendRequest, found: Found) -> li
     bundle, history = served.bundle, torch.from_numpy(found.history)
     shown = history[history < len(bundle.history_vectors)][-bundle.history_length :]
     padded = shown if len(shown) else torch.zeros(1, dtype=torch.long)
-    features = [query.user_features] if query.user_features else None
-    interests = bundle.users(padded[None], features)[0]  # [K, d]
+    interests = bundle.users(padded[None], [query.user_features])[0]  # [K, d]
     exclude = history.expand(len(interests), -1) if query.exclude_seen else None
     top = bundle.index.search(interests[:, None], min(query.k, bundle.num_items), exclude=exclude)
     closeness = interests @ normalize(bundle.item_vectors[shown], dim=1).T  # [K, L]

@@ -105,15 +105,7 @@ def build_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     install_error_handlers(app)
-    _add_answers(app, service)
-    _add_items(app, service)
-    _add_monitoring(app, service)
-    for path in PAGE_FILES:
-        app.add_api_route(path, page_file, methods=["GET"], include_in_schema=False)
-    return app
 
-
-def _add_answers(app: FastAPI, service: Service) -> None:
     async def recommend(request: RecommendRequest) -> Response:
         """The best items for a history; items that are unknown are reported and left out."""
         return Response((await service.ask(request)).body, media_type=JSON)
@@ -127,11 +119,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         route_class_override=JsonRoute,
     )
 
-    @app.get(
-        "/similar",
-        response_model=SimilarResponse,
-        responses=_errors(401, 404, 422, 503, 504),
-    )
+    @app.get("/similar", response_model=SimilarResponse, responses=_errors(401, 404, 422, 503, 504))
     async def similar(
         id: Annotated[Key, Query(description="An item's id in the source.")],  # noqa: A002
         k: Annotated[int, Query(ge=1, le=MAX_K, description="How many items.")] = 20,
@@ -140,8 +128,6 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         """The items nearest to an item."""
         return Response((await service.ask(Similar(bundle, id, k))).body, media_type=JSON)
 
-
-def _add_items(app: FastAPI, service: Service) -> None:
     @app.get("/items", response_model=ItemsResponse, responses=_errors(401, 422, 503, 504))
     async def items(
         search: Annotated[
@@ -158,11 +144,10 @@ def _add_items(app: FastAPI, service: Service) -> None:
         """Items by title, by id, or, without either, the most popular ones."""
         live = service.slot(bundle)
         stored = live.serving.items
+        more, unknown = False, list[str]()
         if id is not None:
             found, unknown = await service.look_up(lambda: stored.by_keys(id))
-            more = False
         else:
-            unknown = []
             found, more = await service.look_up(
                 lambda: stored.page(search, limit=limit, offset=offset)
             )
@@ -170,8 +155,6 @@ def _add_items(app: FastAPI, service: Service) -> None:
         rest = json.dumps({"more": more, "unknown": unknown})[1:]
         return Response(f'{{"items":[{",".join(found)}],{rest}', media_type=JSON)
 
-
-def _add_monitoring(app: FastAPI, service: Service) -> None:
     @app.get("/health", response_model=HealthResponse)
     async def health(request: Request) -> dict[str, Any]:
         """Whether the server answers, and which bundles serve."""
@@ -191,6 +174,10 @@ def _add_monitoring(app: FastAPI, service: Service) -> None:
         """Counters for Prometheus."""
         body = generate_latest(service.metrics.registry)
         return Response(body, media_type=CONTENT_TYPE_LATEST)
+
+    for path in PAGE_FILES:
+        app.add_api_route(path, page_file, methods=["GET"], include_in_schema=False)
+    return app
 
 
 class JsonRoute(APIRoute):

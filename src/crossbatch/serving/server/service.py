@@ -12,7 +12,6 @@ import contextlib
 import signal
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -34,21 +33,6 @@ T = TypeVar("T")
 
 WATCH_SECONDS = 1.0
 MAX_LOOKUPS = 32  # searches for titles that may wait
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting(Generic[Q, A]):
-    query: Q
-    future: asyncio.Future[A]
-    since: float
-
-    def deliver(self, answer: A | Exception) -> None:
-        if self.future.done():  # the caller has left
-            return
-        if isinstance(answer, Exception):
-            self.future.set_exception(answer)
-        else:
-            self.future.set_result(answer)
 
 
 class Batcher(Generic[Q, A]):
@@ -76,7 +60,7 @@ class Batcher(Generic[Q, A]):
     ) -> None:
         self._answer, self._on_batch = answer, on_batch
         self._max_batch, self._max_wait, self._max_queue = max_batch, max_wait, max_queue
-        self._waiting: deque[_Waiting[Q, A]] = deque()
+        self._waiting: deque[tuple[Q, asyncio.Future[A], float]] = deque()  # and since when
         self._arrived = asyncio.Event()
 
     def __len__(self) -> int:
@@ -93,39 +77,45 @@ class Batcher(Generic[Q, A]):
             raise Overloaded
         loop = asyncio.get_running_loop()
         future: asyncio.Future[A] = loop.create_future()
-        self._waiting.append(_Waiting(query, future, loop.time()))
+        self._waiting.append((query, future, loop.time()))
         self._arrived.set()
         return await future
 
     async def run(self) -> None:
         """Answer until cancelled; queries that still wait then are cancelled too."""
         loop = asyncio.get_running_loop()
-        batch: list[_Waiting[Q, A]] = []
+        batch: dict[asyncio.Future[A], Q] = {}
         with ThreadPoolExecutor(1, thread_name_prefix="search") as worker:
             try:
                 while True:
                     batch = await self._next_batch()
-                    if batch:
-                        self._on_batch(len(batch))
-                        queries = [waiting.query for waiting in batch]
-                        answers = await loop.run_in_executor(worker, self._answer_safely, queries)
-                        for waiting, answer in zip(batch, answers, strict=True):
-                            waiting.deliver(answer)
+                    if not batch:
+                        continue
+                    self._on_batch(len(batch))
+                    queries = list(batch.values())
+                    answers = await loop.run_in_executor(worker, self._answer_safely, queries)
+                    for future, answer in zip(batch, answers, strict=True):
+                        if future.done():  # the caller has left
+                            continue
+                        if isinstance(answer, Exception):
+                            future.set_exception(answer)
+                        else:
+                            future.set_result(answer)
             finally:
-                for waiting in (*batch, *self._waiting):
-                    waiting.future.cancel()
+                for future in (*batch, *(future for _, future, _ in self._waiting)):
+                    future.cancel()
 
-    async def _next_batch(self) -> list[_Waiting[Q, A]]:
+    async def _next_batch(self) -> dict[asyncio.Future[A], Q]:
         """The oldest queries, after a short wait for more; those whose caller left are dropped."""
         await self._arrived.wait()
-        left = self._waiting[0].since + self._max_wait - asyncio.get_running_loop().time()
+        left = self._waiting[0][2] + self._max_wait - asyncio.get_running_loop().time()
         if left > 0 and len(self._waiting) < self._max_batch:
             await asyncio.sleep(left)
-        batch: list[_Waiting[Q, A]] = []
+        batch: dict[asyncio.Future[A], Q] = {}
         while self._waiting and len(batch) < self._max_batch:
-            waiting = self._waiting.popleft()
-            if not waiting.future.done():
-                batch.append(waiting)
+            query, future, _ = self._waiting.popleft()
+            if not future.done():
+                batch[future] = query
         if not self._waiting:
             self._arrived.clear()
         return batch
