@@ -22,7 +22,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(INSTALL) --no-build-isolation -e '.[ann,dev,docs,e2e,fast,hf,lightning,report,serve,text,track,tune]'
+	$(INSTALL) --no-build-isolation -e '.[ann,baselines,dev,docs,e2e,fast,hf,lightning,report,serve,text,track,tune]'
 	@touch $@
 
 setup: $(VENV)/.dev  ## make .venv with everything that the other targets need

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,30 @@ def batches_of(rows: list[tuple[list[int], list[int]]], batch_size: int = 4, len
             target_ids=torch.tensor(flat, dtype=torch.long),
             target_offsets=lengths.cumsum(0),
         )
+
+
+class ToyDataset:
+    """Training sequences, and rows of (history, targets) for every split."""
+
+    def __init__(self, sequences, num_items, rows=()):
+        self.num_items = num_items
+        self.sequences = sequences
+        self.rows = rows
+        flat = [item for sequence in sequences for item in sequence]
+        self.item_counts = np.bincount(flat, minlength=num_items + 1)
+
+    def train_sequences(self):
+        offsets = np.cumsum([0] + [len(s) for s in self.sequences])
+        flat = [item for sequence in self.sequences for item in sequence]
+        return offsets, np.array(flat, dtype=np.int32)
+
+    def eval_batches(self, split, **options):
+        return batches_of(list(self.rows))
+
+
+def histories_batch(histories, length=6):
+    history = torch.tensor([(h + [0] * length)[:length] for h in histories])
+    return ToyBatch(torch.arange(len(histories)), history, torch.tensor([]), torch.tensor([0]))
 
 
 @pytest.fixture

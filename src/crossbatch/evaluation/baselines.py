@@ -1,9 +1,14 @@
-"""Baselines without training, evaluated by the same code as a model.
+"""Simple recommenders to beat, evaluated by the same code as a model.
 
-evaluate_baselines(ds, "test")["item_knn"].means()["recall@50"]
+    evaluate_baselines(ds, "test", names=["item_knn", "rp3beta"])["rp3beta"].means()["recall@50"]
+
+A baseline is a function of a dataset and its settings that gives a `Recommender`; `BASELINES` has
+them with the settings that `tune_baseline` tries.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,11 +16,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from crossbatch.errors import ConfigError
+from crossbatch.evaluation import als as als_model
+from crossbatch.evaluation import ease as ease_model
 from crossbatch.evaluation.evaluator import EvalBatch, evaluate_recommender
-from crossbatch.evaluation.item_knn import nearest_items
+from crossbatch.evaluation.neighbours import Ints, nearest_items
 from crossbatch.evaluation.popularity import Popularity
 from crossbatch.evaluation.recommenders import Recommender, UserBatch
 from crossbatch.evaluation.result import Evaluation
+from crossbatch.evaluation.seen import Seen, first_kept
+from crossbatch.retrieval import ExactIndex
+
+# EASE inverts a dense matrix: N² · 4 bytes, twice, are 1.8 GB and N³ steps a minute at this size.
+EASE_MAX_ITEMS = 15_000
 
 
 class TrainingData(Protocol):
@@ -41,62 +54,163 @@ class TrainingData(Protocol):
         ...
 
 
+# (histories [B, L], length of the lists, ids to leave out [B, X] or None) → ids [B, n], 0 for none
+Ranking = Callable[[Tensor, int, Tensor | None], Tensor]
+
+
 def popularity(dataset: TrainingData) -> Recommender:
     """The items most frequent in training, the same for every user; ties by id."""
-    ranking = _by_popularity(dataset.item_counts)
-
-    def recommend(batch: UserBatch, k: int, exclude: Tensor | None) -> Tensor:
-        spare = 0 if exclude is None else exclude.shape[1]
-        candidates = ranking[: k + spare].expand(len(batch.history), -1)
-        return first_distinct(candidates, k, exclude)
-
-    return recommend
+    return _then_popular(dataset, lambda histories, *_: histories[:, :0])
 
 
 def item_knn(dataset: TrainingData, *, neighbours: int = 200) -> Recommender:
     """Items that users with the same history items also had; popular ones where these run out."""
-    offsets, items = dataset.train_sequences()
     nearest = nearest_items(
-        np.asarray(offsets, dtype=np.int64),
-        items,
-        num_items=dataset.num_items,
-        neighbours=neighbours,
+        *_sequences(dataset), num_items=dataset.num_items, neighbours=neighbours
     )
-    ranking = _by_popularity(dataset.item_counts)
-
-    def recommend(batch: UserBatch, k: int, exclude: Tensor | None) -> Tensor:
-        spare = 0 if exclude is None else exclude.shape[1]
-        ranked = torch.from_numpy(nearest.rank(batch.history.cpu().numpy(), k + spare))
-        popular = ranking[: 2 * (k + spare)].expand(len(ranked), -1)
-        return first_distinct(torch.cat([ranked, popular], dim=1), k, exclude)
-
-    return recommend
+    return _then_popular(
+        dataset, lambda histories, k, *_: torch.from_numpy(nearest.rank(histories.numpy(), k))
+    )
 
 
-BASELINES: dict[str, Callable[[TrainingData], Recommender]] = {
-    "popularity": popularity,
-    "item_knn": item_knn,
+def rp3beta(
+    dataset: TrainingData,
+    *,
+    alpha: float = 0.4,
+    beta: float = 0.1,
+    decay: float = 0.9,
+    neighbours: int = 200,
+) -> Recommender:
+    """Items that a random walk of three steps reaches from the history's items, newest first.
+
+    Args:
+        dataset: What to learn from.
+        alpha: Power of the transition probabilities.
+        beta: Power of the popularity that a reached item is divided by.
+        decay: An item of the history that was followed by n others counts decay^n.
+        neighbours: Kept per item.
+    """
+    nearest = nearest_items(
+        *_sequences(dataset),
+        num_items=dataset.num_items,
+        item_power=alpha,
+        user_power=alpha,
+        neighbour_power=beta,
+        neighbours=neighbours,
+        max_sequence=1_000,
+    )
+
+    def rank(histories: Tensor, k: int, exclude: Tensor | None) -> Tensor:
+        return torch.from_numpy(nearest.rank(histories.numpy(), k, decay=decay))
+
+    return _then_popular(dataset, rank)
+
+
+def ease(dataset: TrainingData, *, l2: float = 500.0) -> Recommender:
+    """A linear model from items to items in closed form, for at most `EASE_MAX_ITEMS` items."""
+    weights = ease_model.item_weights(*_sequences(dataset), num_items=dataset.num_items, l2=l2)
+    return _then_popular(
+        dataset,
+        lambda histories, k, exclude: ease_model.rank(weights, histories, k, exclude),
+    )
+
+
+def als(
+    dataset: TrainingData, *, factors: int = 256, alpha: float = 40.0, l2: float = 50.0
+) -> Recommender:
+    """Matrix factorisation by alternating least squares; users are encoded from their history."""
+    model = als_model.factorise(
+        *_sequences(dataset), num_items=dataset.num_items, factors=factors, alpha=alpha, l2=l2
+    )
+    index = ExactIndex(model.items)
+
+    def rank(histories: Tensor, k: int, exclude: Tensor | None) -> Tensor:
+        return index.search(model.encode(histories)[:, None], k, exclude=exclude).item_ids
+
+    return _then_popular(dataset, rank)
+
+
+def _ease_fits(dataset: TrainingData) -> str | None:
+    if dataset.num_items <= EASE_MAX_ITEMS:
+        return None
+    return (
+        f"ease is left out: it inverts a matrix of all items by all items, which is done for at "
+        f"most {EASE_MAX_ITEMS:,} of them, and there are {dataset.num_items:,}"
+    )
+
+
+def _has_implicit(dataset: TrainingData) -> str | None:
+    if find_spec("implicit"):
+        return None
+    return "als is left out: it needs implicit, pip install 'crossbatch[baselines]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A baseline and what there is to choose about it.
+
+    Attributes:
+        make: `make(dataset, **settings)` gives its recommender.
+        grid: Values to try of each setting, the first one first.
+        obstacle: Why it cannot be had for a dataset or on this machine, in one sentence, or None.
+    """
+
+    make: Callable[..., Recommender]
+    grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    obstacle: Callable[[TrainingData], str | None] = lambda _: None
+
+
+BASELINES = {
+    "popularity": Baseline(popularity),
+    "item_knn": Baseline(item_knn),
+    "rp3beta": Baseline(
+        rp3beta,
+        {
+            "alpha": (0.4, 0.3, 0.6, 0.8),
+            "beta": (0.1, 0.0, 0.4, 0.7),
+            "decay": (0.9, 0.8, 0.7, 1.0),
+        },
+    ),
+    "ease": Baseline(ease, {"l2": (500.0, 200.0, 1000.0, 2000.0)}, _ease_fits),
+    "als": Baseline(
+        als,
+        {"factors": (256, 128), "alpha": (40.0, 10.0, 3.0, 100.0), "l2": (50.0, 10.0)},
+        _has_implicit,
+    ),
 }
+UNTUNED = tuple(name for name, baseline in BASELINES.items() if not baseline.grid)
 
 
 def evaluate_baselines(
     dataset: TrainingData,
     split: str,
     *,
-    names: Sequence[str] = tuple(BASELINES),
+    names: Sequence[str] = UNTUNED,
+    settings: Mapping[str, Mapping[str, float]] | None = None,
     ks: Sequence[int] = (20, 50),
     exclude_history: bool = False,
     on_batch: Callable[[int], None] | None = None,
     **batch_options: Any,
 ) -> dict[str, Evaluation]:
-    """Evaluate the named baselines on one split, by the rules of `evaluate`."""
-    unknown = [name for name in names if name not in BASELINES]
-    if unknown:
-        raise ValueError(f"names must be among {', '.join(BASELINES)}, got {unknown[0]!r}")
+    """Evaluate the named baselines on one split, by the rules of `evaluate`.
+
+    Args:
+        dataset: What they learn from and are evaluated on.
+        split: "valid" or "test".
+        names: Which ones; by default those that have nothing to tune.
+        settings: Settings by name, as `tune_baseline` finds them; the defaults otherwise.
+        ks: List lengths.
+        exclude_history: As in `evaluate`.
+        on_batch: As in `evaluate`.
+        batch_options: For `dataset.eval_batches`.
+
+    Raises:
+        ConfigError: If one of them cannot be had for this dataset or on this machine.
+    """
     bands = Popularity.from_counts(dataset.item_counts)
     return {
         name: evaluate_recommender(
-            BASELINES[name](dataset),
+            find_baseline(name, dataset).make(dataset, **(settings or {}).get(name, {})),
             dataset.eval_batches(split, **batch_options),
             popularity=bands,
             ks=ks,
@@ -105,6 +219,21 @@ def evaluate_baselines(
         )
         for name in names
     }
+
+
+def find_baseline(name: str, dataset: TrainingData) -> Baseline:
+    """Return a baseline by its name.
+
+    Raises:
+        ValueError: If there is none of that name.
+        ConfigError: If it cannot be had for this dataset or on this machine.
+    """
+    if name not in BASELINES:
+        raise ValueError(f"names must be among {', '.join(BASELINES)}, got {name!r}")
+    obstacle = BASELINES[name].obstacle(dataset)
+    if obstacle:
+        raise ConfigError(obstacle)
+    return BASELINES[name]
 
 
 def first_distinct(candidates: Tensor, k: int, exclude: Tensor | None = None) -> Tensor:
@@ -120,11 +249,30 @@ def first_distinct(candidates: Tensor, k: int, exclude: Tensor | None = None) ->
     repeated[:, 1:] = values[:, 1:] == values[:, :-1]
     skip = torch.zeros_like(repeated).scatter_(1, order, repeated) | (candidates == 0)
     if exclude is not None:
-        for column in exclude.T:  # one id a row at a time: no [B, C, X] array
-            skip |= candidates == column[:, None]
-    kept = skip.byte().argsort(dim=1, stable=True)[:, :k]
-    ids = candidates.masked_fill(skip, 0).gather(1, kept)
-    return torch.nn.functional.pad(ids, (0, k - ids.shape[1]))
+        rows = torch.arange(len(candidates)).repeat_interleave(candidates.shape[1])
+        banned = Seen.from_padded(exclude).contains(rows, candidates.reshape(-1))
+        skip |= banned.view_as(skip)
+    return first_kept(candidates, skip, k)
+
+
+def _then_popular(dataset: TrainingData, rank: Ranking) -> Recommender:
+    """Recommend by a ranking; popular items where it runs out, and for an empty history."""
+    popular = _by_popularity(dataset.item_counts)
+
+    def recommend(batch: UserBatch, k: int, exclude: Tensor | None) -> Tensor:
+        histories = batch.history.cpu()
+        spare = 0 if exclude is None else exclude.shape[1]
+        ranked = rank(histories, k + spare, exclude)
+        ranked = ranked * (histories > 0).any(dim=1, keepdim=True)
+        rest = popular[: k + spare].expand(len(histories), -1)
+        return first_distinct(torch.cat([ranked, rest], dim=1), k, exclude)
+
+    return recommend
+
+
+def _sequences(dataset: TrainingData) -> tuple[Ints, npt.NDArray[Any]]:
+    offsets, items = dataset.train_sequences()
+    return np.asarray(offsets, dtype=np.int64), items
 
 
 def _by_popularity(item_counts: npt.NDArray[Any]) -> Tensor:

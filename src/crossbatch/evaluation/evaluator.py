@@ -24,6 +24,7 @@ from crossbatch.evaluation.recommenders import (
     model_recommender,
 )
 from crossbatch.evaluation.result import CorpusTally, Evaluation
+from crossbatch.evaluation.seen import Seen, drop_seen, unseen_lists
 from crossbatch.retrieval import ExactIndex, Index
 
 
@@ -61,13 +62,17 @@ def evaluate(
         batches: Users with histories and held-out items.
         item_counts: `[num_items + 1]` training frequencies: catalogue size, popularity, cold items.
         ks: List lengths; the largest is searched once.
-        exclude_history: Leave out the items of the history shown to the model. A target that
-            repeats one of them could never be found, so it is dropped from the targets too, and a
-            user left without a target is not counted. Off by default: repeats count as any target.
+        exclude_history: Leave out everything that the user has had before the targets: a batch's
+            `seen`, or its `history` if it has none. A target that repeats one of these items could
+            never be found, so it is dropped from the targets too, and a user left without a target
+            is not counted. Off by default: repeats count as any target.
         index: Builds the index from item vectors.
         device: The model's device.
         seed: Seed for models that draw random numbers at inference.
         on_batch: Called with the number of users of each batch done, for a progress bar.
+
+    Returns:
+        The metrics; without `exclude_history` its `unseen` has those with the history left out.
     """
     popularity = Popularity.from_counts(item_counts)
     with evaluation_mode(model, seed=seed):
@@ -95,26 +100,50 @@ def evaluate_recommender(
     ks = tuple(sorted(set(ks)))
     if not ks or ks[0] < 1:
         raise ValueError(f"ks must name list lengths of at least 1, got {list(ks)}")
-    tallies = {k: CorpusTally(popularity) for k in ks}
-    columns: dict[str, list[Tensor]] = {}
-    num_dropped = 0
+    k = ks[-1]
+    all_items, unseen_items = _Measured(popularity, ks), _Measured(popularity, ks)
     for batch in batches:
-        exclude = batch.history if exclude_history else None
-        ranked = recommend(batch, ks[-1], exclude)  # [B, k]
-        target_ids, target_offsets = batch.target_ids, batch.target_offsets
-        if exclude is not None:
-            target_ids, target_offsets = _drop_seen(target_ids, target_offsets, exclude)
-            num_dropped += len(batch.target_ids) - len(target_ids)
-        hits = find_hits(ranked, target_ids, target_offsets)
-        for name, values in _measure(hits, _bands(popularity, target_ids), ks):
-            columns.setdefault(name, []).append(values)
-        for k, tally in tallies.items():
-            tally.add(ranked[:, :k])
+        seen = Seen.of(batch)
+        # As many spare items as a list is long are enough for nearly all users.
+        listed = recommend(batch, k + min(seen.longest, k), None)
+        unseen = unseen_lists(recommend, batch, k, listed, seen)
+        all_items.add(listed[:, :k], batch.target_ids, batch.target_offsets)
+        unseen_items.add(unseen, *drop_seen(batch.target_ids, batch.target_offsets, seen))
         if on_batch is not None:
-            on_batch(len(ranked))
-    per_user = {name: torch.cat(values).numpy() for name, values in columns.items()}
-    corpus = {f"{name}@{k}": v for k, tally in tallies.items() for name, v in tally.read().items()}
-    return Evaluation(per_user=per_user, corpus=corpus, num_targets_dropped=num_dropped)
+            on_batch(len(listed))
+    unseen_found = unseen_items.result(all_items.num_targets)
+    return unseen_found if exclude_history else all_items.result(unseen=unseen_found)
+
+
+class _Measured:
+    """Metrics of one protocol, collected batch by batch."""
+
+    def __init__(self, popularity: Popularity, ks: Sequence[int]) -> None:
+        self.popularity, self.ks = popularity, ks
+        self.tallies = {k: CorpusTally(popularity) for k in ks}
+        self.columns: dict[str, list[Tensor]] = {}
+        self.num_targets = 0
+
+    def add(self, ranked: Tensor, target_ids: Tensor, target_offsets: Tensor) -> None:
+        """Measure lists `[B, k]` by their users' targets."""
+        hits = find_hits(ranked, target_ids, target_offsets)
+        for name, values in _measure(hits, _bands(self.popularity, target_ids), self.ks):
+            self.columns.setdefault(name, []).append(values)
+        for k, tally in self.tallies.items():
+            tally.add(ranked[:, :k])
+        self.num_targets += len(target_ids)
+
+    def result(
+        self, num_targets: int | None = None, unseen: Evaluation | None = None
+    ) -> Evaluation:
+        """What was measured; `num_targets` is their number before any was dropped."""
+        tallies = self.tallies.items()
+        return Evaluation(
+            per_user={name: torch.cat(values).numpy() for name, values in self.columns.items()},
+            corpus={f"{name}@{k}": v for k, tally in tallies for name, v in tally.read().items()},
+            num_targets_dropped=0 if num_targets is None else num_targets - self.num_targets,
+            unseen=unseen,
+        )
 
 
 def _bands(popularity: Popularity, target_ids: Tensor) -> Tensor:
@@ -134,11 +163,3 @@ def _measure(hits: Hits, bands: Tensor, ks: Sequence[int]) -> Iterator[tuple[str
             yield f"{name}@{k}", metric(hits, k)
         for position, band in enumerate(BANDS):
             yield f"{band}_recall@{k}", recall_of(hits.only(bands == position), k)
-
-
-def _drop_seen(ids: Tensor, offsets: Tensor, history: Tensor) -> tuple[Tensor, Tensor]:
-    """Drop the targets that stand in their user's own history; CSR in, CSR out."""
-    users = torch.repeat_interleave(torch.arange(len(history)), offsets.diff())
-    keep = (history[users] != ids[:, None]).all(dim=1)
-    kept_before = torch.cat([keep.new_zeros(1, dtype=torch.long), keep.cumsum(dim=0)])
-    return ids[keep], kept_before[offsets]

@@ -23,6 +23,8 @@ class Evaluation:
     per_user: dict[str, npt.NDArray[np.float64]]  # [U] each; NaN where undefined for the user
     corpus: dict[str, float]
     num_targets_dropped: int = 0  # targets in the excluded history
+    # The same lists and targets with everything left out that the user had before.
+    unseen: "Evaluation | None" = None
 
     @property
     def num_users(self) -> int:

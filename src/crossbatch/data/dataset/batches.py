@@ -61,12 +61,15 @@ class EvalBatch:
         target_ids: All targets end to end, chronological, repeats kept.  Shape `[T]`, int64.
         target_offsets: Those of row b are `target_offsets[b]:target_offsets[b + 1]`.
             Shape `[B + 1]`, int64.
+        seen: Everything before the targets, of all rows end to end, and the batch offsets; the
+            history is its newest part.  Shapes `[n]` and `[B + 1]`, int64.
     """
 
     user_ids: Tensor
     history: Tensor
     target_ids: Tensor
     target_offsets: Tensor
+    seen: tuple[Tensor, Tensor] | None = None
 
     @property
     def targets(self) -> list[Tensor]:
@@ -143,6 +146,7 @@ def eval_batches(
             history=torch.from_numpy(_windows(items, begin, cut, history_length)),
             target_ids=target_ids,
             target_offsets=target_offsets,
+            seen=_ranges(items, starts[rows], cut),
         )
 
 

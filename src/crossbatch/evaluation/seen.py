@@ -1,0 +1,114 @@
+"""Lists without the items that a user has had already.
+
+    seen = Seen.of(batch)
+    ranked = unseen_lists(recommend, batch, k, recommend(batch, k + spare, None), seen)
+
+The k best unseen items are the first k unseen ones of a longer list, so that one search serves both
+protocols. The few users whose longer list holds too many seen items are searched for again.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from crossbatch.evaluation.recommenders import Recommender, UserBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What each of B users has had before the targets."""
+
+    item_ids: Tensor  # [n] of all users, one after another
+    offsets: Tensor  # [B + 1] where each user's items start and end
+
+    @classmethod
+    def of(cls, batch: UserBatch) -> Self:
+        """Read a batch's `seen`, (ids, offsets); of a batch without it, the history shown."""
+        known: tuple[Tensor, Tensor] | None = getattr(batch, "seen", None)
+        return cls.from_padded(batch.history) if known is None else cls(*known)
+
+    @classmethod
+    def from_padded(cls, item_ids: Tensor) -> Self:
+        """Of `[B, X]` ids, where 0 means none."""
+        there = item_ids > 0
+        ends = there.sum(dim=1).cumsum(dim=0)
+        return cls(item_ids[there], torch.cat([ends.new_zeros(1), ends]))
+
+    @property
+    def longest(self) -> int:
+        """The most items that one user has had."""
+        return int(self.offsets.diff().max()) if len(self.offsets) > 1 else 0
+
+    def contains(self, users: Tensor, item_ids: Tensor) -> Tensor:
+        """Whether each `[n]` item is one that the user in the same place of `users` has had."""
+        own = torch.repeat_interleave(self.offsets.diff())
+        stride = 1 + max(
+            (int(ids.max()) for ids in (self.item_ids, item_ids) if len(ids)), default=0
+        )
+        return torch.isin(users * stride + item_ids, own * stride + self.item_ids)
+
+    def padded(self, users: Tensor) -> Tensor:
+        """The items of some users, `[b, X]` padded with 0."""
+        lengths = self.offsets.diff()[users]
+        columns = torch.arange(int(lengths.max()) if len(lengths) else 0)
+        inside = columns < lengths[:, None]
+        places = (self.offsets[users][:, None] + columns).where(inside, 0)
+        return self.item_ids[places] * inside
+
+
+@dataclass(frozen=True, slots=True)
+class _Users:
+    """Some users of a batch."""
+
+    user_ids: Tensor
+    history: Tensor
+
+
+def unseen_lists(
+    recommend: Recommender, batch: UserBatch, k: int, listed: Tensor, seen: Seen
+) -> Tensor:
+    """Return the k best items of each user that the user has not had, `[B, k]`.
+
+    Args:
+        recommend: What made the lists.
+        batch: The users.
+        k: Length of the lists.
+        listed: `[B, C]` their best items, nothing left out; the longer, the fewer new searches.
+        seen: What they have had.
+    """
+    B, C = listed.shape
+    users = torch.arange(B).repeat_interleave(C)
+    skip = seen.contains(users, listed.reshape(-1)).view(B, C) | (listed == 0)
+    ranked = first_kept(listed, skip, k)
+    # A list that ends in an empty slot holds all there is.
+    short = ((~skip).sum(dim=1) < k) & (listed[:, -1] != 0)
+    if bool(short.any()):
+        again = short.nonzero().squeeze(1)
+        few = _Users(batch.user_ids[again], batch.history[again])
+        # Towers that draw random numbers go on as if there had been no second search.
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            ranked[again] = recommend(few, k, seen.padded(again))
+    return ranked
+
+
+def drop_seen(item_ids: Tensor, offsets: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+    """Drop the targets that their user has had already; (ids, offsets) in, the same out."""
+    users = torch.repeat_interleave(offsets.diff())
+    keep = ~seen.contains(users, item_ids)
+    kept_before = torch.cat([keep.new_zeros(1, dtype=torch.long), keep.cumsum(dim=0)])
+    return item_ids[keep], kept_before[offsets]
+
+
+def first_kept(candidates: Tensor, skip: Tensor, k: int) -> Tensor:
+    """Return the first k ids of each row of `[B, C]` that are not skipped, 0 where there are fewer.
+
+    Args:
+        candidates: `[B, C]` item ids, best first.
+        skip: `[B, C]` which of them to leave out.
+        k: Length of the lists.
+    """
+    order = skip.byte().argsort(dim=1, stable=True)[:, :k]
+    ids = candidates.masked_fill(skip, 0).gather(1, order)
+    return torch.nn.functional.pad(ids, (0, k - ids.shape[1]))
