@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -72,12 +70,6 @@ def weights_of(interests: Tensor | Queries) -> tuple[Tensor, Tensor | None]:
     return interests, None
 
 
-def concatenated(parts: list[Tensor | Queries]) -> Tensor | Queries:
-    """Interests of several batches of users, one after the other; all of one kind."""
-    if isinstance(parts[0], Queries):
-        queries = [part for part in parts if isinstance(part, Queries)]
-        return Queries(
-            torch.cat([part.vectors for part in queries]),
-            torch.cat([part.log_weights for part in queries]),
-        )
-    return torch.cat([part for part in parts if not isinstance(part, Queries)])
+def rows_of(interests: Tensor | Queries, rows: slice | Tensor) -> Tensor | Queries:
+    """The interests of some of the users."""
+    return interests.rows(rows) if isinstance(interests, Queries) else interests[rows]

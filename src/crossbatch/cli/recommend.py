@@ -149,7 +149,8 @@ def _print_table(history: list[str], targets: list[int], items: list[ScoredItem]
     if len(history) > (most := max(len(items), LEAST_HISTORY)):
         earlier = len(history) - most + 1
         history = [f"… {earlier} earlier items", *history[earlier:]]
-    several = any(item.interest for item in items)
+    behind = any(item.because for item in items)
+    several = not behind and any(item.interest for item in items)
     table = Table(show_lines=False)
     table.add_column("history (newest last)")
     table.add_column("recommended")
@@ -157,6 +158,8 @@ def _print_table(history: list[str], targets: list[int], items: list[ScoredItem]
     table.add_column("score", justify="right")
     if several:
         table.add_column("interest", justify="right")
+    if behind:
+        table.add_column("because of", no_wrap=True)
     for row in range(max(len(history), len(items))):
         cells = [escape(history[row]) if row < len(history) else ""]
         if row < len(items):
@@ -165,6 +168,7 @@ def _print_table(history: list[str], targets: list[int], items: list[ScoredItem]
             cells.append(f"[bold green]{title} ✓[/]" if item.id in targets else title)
             cells += [escape(item.key), f"{item.score:.3f}"]
             cells += [str(item.interest + 1)] if several else []
+            cells += [escape(item.because or "")] if behind else []
         table.add_row(*cells)
     if targets:
         table.caption = "✓ chosen by the user later"

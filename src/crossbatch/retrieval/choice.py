@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from crossbatch.queries import Queries, rows_of
 from crossbatch.retrieval.index import ExactIndex, Index
 from crossbatch.retrieval.ivf import IVFIndex
 
@@ -42,7 +43,7 @@ class IndexFacts:
 
 def choose_index(
     vectors: Tensor,
-    interests: Tensor,
+    interests: Tensor | Queries,
     *,
     name: str = "auto",
     k: int = LIST,
@@ -56,7 +57,7 @@ def choose_index(
 
     Args:
         vectors: `[N + 1, d]`, row = item id.
-        interests: `[U, K, d]` of real users, for recall depends on the queries.
+        interests: `[U, K, d]` of real users, or their `Queries`, for recall depends on them.
         name: One of `CHOICES`.
         k: Length of the lists to measure.
         target: Recall that an approximate index must reach.
@@ -81,7 +82,7 @@ def choose_index(
     return (index, facts) if name == "ivf" or worth_it else (exact, plain)
 
 
-def measure(index: ExactIndex | IVFIndex, interests: Tensor, k: int = LIST) -> IndexFacts:
+def measure(index: ExactIndex | IVFIndex, interests: Tensor | Queries, k: int = LIST) -> IndexFacts:
     """Recall against exact search, and times of both, over lists of k for real users."""
     k = min(k, index.num_items)
     exact = ExactIndex(index.vectors)
@@ -93,7 +94,7 @@ def measure(index: ExactIndex | IVFIndex, interests: Tensor, k: int = LIST) -> I
     return IndexFacts("ivf", index.probes, k, recall, spent, exact_time, len(interests))
 
 
-def tune(index: IVFIndex, interests: Tensor, k: int, target: float) -> None:
+def tune(index: IVFIndex, interests: Tensor | Queries, k: int, target: float) -> None:
     """Set the fewest probes, a power of two, that reach the target recall."""
     truth = ExactIndex(index.vectors).search(interests, min(k, index.num_items)).item_ids
     index.probes = 1
@@ -102,7 +103,7 @@ def tune(index: IVFIndex, interests: Tensor, k: int, target: float) -> None:
         index.probes *= 2
 
 
-def recall_of(index: Index, interests: Tensor, truth: Tensor) -> float:
+def recall_of(index: Index, interests: Tensor | Queries, truth: Tensor) -> float:
     """Mean share of the true lists `[U, k]` that the index finds; empty places do not count."""
     found = index.search(interests, truth.shape[1]).item_ids
     real = truth > 0
@@ -110,11 +111,12 @@ def recall_of(index: Index, interests: Tensor, truth: Tensor) -> float:
     return hits.sum().item() / max(1, real.sum().item())
 
 
-def milliseconds(index: Index, interests: Tensor, k: int) -> float:
+def milliseconds(index: Index, interests: Tensor | Queries, k: int) -> float:
     """Time of one user's search, the least of several: other work only ever adds to it."""
     spent = []
-    for user in interests[:TIMED_USERS].split(1):
+    for user in range(min(TIMED_USERS, len(interests))):
+        one = rows_of(interests, slice(user, user + 1))
         start = time.perf_counter()
-        index.search(user, k)
+        index.search(one, k)
         spent.append(1000 * (time.perf_counter() - start))
     return min(spent)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from crossbatch.kernels.topk_scan import scores_above
-from crossbatch.queries import Queries, weights_of
+from crossbatch.queries import Queries, rows_of, weights_of
 
 # A tile of scores is at most this many numbers (4 MB): it stays in cache between the GEMM that
 # writes it and the scan that reads it.
@@ -206,10 +206,7 @@ def search_blocks(
     """Search for blocks of `rows` users one after the other, which bounds the memory."""
     spans = [slice(start, start + rows) for start in range(0, len(interests), rows)]
     blocks = [
-        search(
-            interests.rows(span) if isinstance(interests, Queries) else interests[span],
-            None if exclude is None else exclude[span],
-        )
+        search(rows_of(interests, span), None if exclude is None else exclude[span])
         for span in spans
     ]
     return TopK(

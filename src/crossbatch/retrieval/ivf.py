@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from crossbatch.queries import Queries, weights_of
+from crossbatch.queries import Queries, rows_of, weights_of
 from crossbatch.retrieval.index import ExactIndex, TopK, search_blocks
 
 OVERSAMPLING = 2  # candidates for each place of a list: codes of 8 bits are not quite in order
@@ -142,8 +142,7 @@ class IVFIndex:
         short = (top.scores[:, -1] == -torch.inf).nonzero().flatten()
         if len(short):
             banned = None if exclude is None else exclude[short]
-            few = interests.rows(short) if isinstance(interests, Queries) else interests[short]
-            again = self._exact.search(few, k, exclude=banned)
+            again = self._exact.search(rows_of(interests, short), k, exclude=banned)
             top.scores[short], top.item_ids[short] = again.scores, again.item_ids
         return top
 

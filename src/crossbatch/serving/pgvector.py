@@ -11,6 +11,7 @@ Needs `pip install 'crossbatch[postgres]'`.
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import re
 import ssl
@@ -25,6 +26,7 @@ import torch
 
 from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import ConfigError
+from crossbatch.queries import Queries, rows_of, weights_of
 from crossbatch.retrieval import TopK
 from crossbatch.serving.tables import item_frames
 
@@ -95,7 +97,7 @@ def load_items(
 
 
 class PgVectorIndex:
-    """A loaded table as an index; K interests are merged by their largest score.
+    """A loaded table as an index; what K interests find is merged and scored.
 
     Args:
         connection: As `connect` returns it.
@@ -117,11 +119,11 @@ class PgVectorIndex:
         count = f"SELECT count(*) FROM {self._table}"  # noqa: S608 - the name is quoted
         return int(self._connection.run(count)[0][0])
 
-    def search(self, interests: Tensor, k: int, *, exclude: Tensor | None = None) -> TopK:
+    def search(self, interests: Tensor | Queries, k: int, *, exclude: Tensor | None = None) -> TopK:
         """Return k items of large `max over interests of interest · item` for each user.
 
         Args:
-            interests: `[B, K, d]` vectors of B users.
+            interests: `[B, K, d]` vectors of B users, or their `Queries`.
             k: Length of the lists.
             exclude: `[B, X]` item ids never to return for that user; 0 means none.
         """
@@ -130,12 +132,15 @@ class PgVectorIndex:
         with _transaction(self._connection):
             self._connection.run(f"SET LOCAL hnsw.ef_search = {int(self._effort)}")
             self._connection.run("SET LOCAL hnsw.iterative_scan = strict_order")
-            for row, user in enumerate(interests.tolist()):
+            for row in range(len(interests)):
+                user = rows_of(interests, slice(row, row + 1))
                 banned = [] if exclude is None else exclude[row].tolist()
                 best: dict[int, float] = {}
-                for interest in user:
+                for interest in _present(user).tolist():
                     for item, score in self._nearest(interest, k, banned):
                         best[item] = max(score, best.get(item, -float("inf")))
+                if isinstance(user, Queries):
+                    best = self._scores(user, list(best))
                 ranked = sorted(best.items(), key=lambda pair: (-pair[1], pair[0]))[:k]
                 for place, (item, score) in enumerate(ranked):
                     item_ids[row, place], scores[row, place] = item, score
@@ -150,6 +155,25 @@ class PgVectorIndex:
             banned=f"{{{_joined(banned)}}}",
             k=k,
         )
+
+    def _scores(self, user: Queries, item_ids: list[int]) -> dict[int, float]:
+        """Scores of items by one user's queries together."""
+        found = self._connection.run(
+            f"SELECT id, CAST(vector AS text) FROM {self._table} "  # noqa: S608
+            "WHERE id = ANY(CAST(:ids AS bigint[]))",
+            ids=f"{{{_joined(item_ids)}}}",
+        )
+        if not found:
+            return {}
+        vectors = torch.tensor([json.loads(text) for _, text in found])
+        scores = user.float().scores(vectors)[0].tolist()
+        return {item: score for (item, _), score in zip(found, scores, strict=True)}
+
+
+def _present(user: Tensor | Queries) -> Tensor:
+    """The vectors `[K, d]` of one user, without absent queries."""
+    vectors, log_weights = weights_of(user)
+    return vectors[0] if log_weights is None else vectors[0][log_weights[0] > -torch.inf]
 
 
 def connect(address: str) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from crossbatch.errors import ConfigError
+from crossbatch.queries import Queries, weights_of
 from crossbatch.retrieval import TopK
 from crossbatch.serving.user_features import Profiles, encode_profiles, with_profiles
 
@@ -30,13 +31,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScoredItem:
-    """An item of a list; `interest` is the number of the user vector that it matches best."""
+    """An item of a list.
+
+    Attributes:
+        interest: Number of the user vector that it matches best.
+        because: Key of the item of the history that this vector stands for, in models whose
+            queries are the items of the history.
+    """
 
     id: int
     key: str
     title: str
     score: float
     interest: int
+    because: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,7 @@ class Ranking:
     top: TopK  # scores and item ids [B, k]
     interest: Tensor  # number of the best matching interest [B, k]
     popular: Tensor  # [B], True where nothing was known of a user
+    because: Tensor | None = None  # item of the history behind it [B, k], where there is one
 
 
 class Recommender:
@@ -98,8 +107,9 @@ class Recommender:
 
     @cached_property
     def num_interests(self) -> int:
-        """Vectors K that describe a user."""
-        return self.users(torch.zeros(1, 1, dtype=torch.long)).shape[1]
+        """Vectors K that describe a user, at most."""
+        interests = self.users(torch.zeros(1, 1, dtype=torch.long))
+        return self.history_length if isinstance(interests, Queries) else interests.shape[1]
 
     @property
     def item_counts(self) -> np.ndarray:
@@ -120,8 +130,8 @@ class Recommender:
 
     def users(
         self, history: Tensor, user_features: Sequence[Mapping[str, Any] | None] | None = None
-    ) -> Tensor:
-        """Interests `[B, K, d]` of histories `[B, L]` of item ids, right-padded with 0.
+    ) -> Tensor | Queries:
+        """Interests `[B, K, d]`, or `Queries`, of histories `[B, L]` of item ids, padded with 0.
 
         Args:
             history: Oldest item first.
@@ -130,7 +140,7 @@ class Recommender:
         return self.interests(history, self.profiles(user_features, len(history)))
 
     @torch.no_grad()
-    def interests(self, history: Tensor, profiles: Profiles | None = None) -> Tensor:
+    def interests(self, history: Tensor, profiles: Profiles | None = None) -> Tensor | Queries:
         """As `users`, with features that are encoded already."""
         vectors, mask = self.history_vectors[history], history != 0
         if profiles is None:
@@ -211,7 +221,7 @@ class Recommender:
         history = _padded([row[-self.history_length :] for row in readable])
         exclude = _padded(histories) if exclude_seen else None
         interests = self.interests(history, profiles)  # [B, K, d]
-        if profiles is not None and not torch.isfinite(interests).all():
+        if profiles is not None and not torch.isfinite(weights_of(interests)[0]).all():
             raise ConfigError("user features are too large: the model's answer is not finite")
         top = self.index.search(interests, k, exclude=exclude)
         popular = torch.tensor([not len(row) for row in readable], dtype=torch.bool)
@@ -220,7 +230,12 @@ class Recommender:
         for row in popular.nonzero().flatten().tolist():
             seen = histories[row] if exclude_seen else histories[row][:0]
             top.item_ids[row], top.scores[row] = self._popular(k, seen)
-        return Ranking(top, self._interest(interests, top.item_ids), popular)
+        best = self._interest(interests, top.item_ids)
+        because = None
+        if isinstance(interests, Queries):
+            because = history.gather(1, best.clamp(max=history.shape[1] - 1))
+            because[popular] = 0
+        return Ranking(top, best, popular, because)
 
     def similar(self, key: str, k: int) -> list[ScoredItem]:
         """The k items of largest cosine with an item, itself left out.
@@ -241,17 +256,23 @@ class Recommender:
         top = TopK(best.values[None], best.indices[None])
         return self.named(Ranking(top, interest, torch.zeros(1, dtype=torch.bool)), 0)
 
-    def _interest(self, interests: Tensor, item_ids: Tensor) -> Tensor:
+    def _interest(self, interests: Tensor | Queries, item_ids: Tensor) -> Tensor:
         """Which of the interests `[B, K, d]` scores each of the items `[B, k]` highest."""
-        if interests.shape[1] == 1:
+        vectors, log_weights = weights_of(interests)
+        if vectors.shape[1] == 1:
             return torch.zeros_like(item_ids)
-        scores = interests @ self.item_vectors[item_ids].transpose(1, 2)  # [B, K, k]
+        scores = vectors @ self.item_vectors[item_ids].transpose(1, 2)  # [B, K, k]
+        if log_weights is not None:
+            scores += log_weights.unsqueeze(2)
         return scores.argmax(dim=1)
 
     def named(self, ranking: Ranking, row: int) -> list[ScoredItem]:
         """One user's list with keys and titles; empty places are left out."""
         ids = [item for item in ranking.top.item_ids[row].tolist() if item]
-        columns = (ranking.top.scores[row].tolist(), ranking.interest[row].tolist())
+        columns = [ranking.top.scores[row].tolist(), ranking.interest[row].tolist()]
+        if ranking.because is not None:
+            behind = ranking.because[row].tolist()
+            columns.append([key or None for key in self.item_keys(behind)])
         named = zip(ids, self.item_keys(ids), self.item_titles(ids), *columns, strict=False)
         return [ScoredItem(*entry) for entry in named]
 

@@ -3,7 +3,9 @@
 Inputs, in this order: `history` `[B, L]` int64, the L most recent items, oldest first, right-padded
 with 0; then each user feature in alphabetical order: categorical `[B]` int64, numeric and dense
 `[B, n]` float32, a multi-valued one as two inputs, all values end to end `[V]` int64 and each
-user's offset into them `[B]` int64. Output: `interests` `[B, K, d]`.
+user's offset into them `[B]` int64. Output: `interests` `[B, K, d]`, of which the largest product
+with an item is its score. A model whose queries score together has two: `interests` `[B, L, d]` and
+`log_weights` `[B, L]`, −inf where there is no query; the score is the log-sum-exp of their sums.
 
 `open_bundle` never reads these files, for torch's loader of `.pt2` archives may unpickle. They are
 for C++, mobile and ONNX runtimes; load them only if you trust their source.
@@ -23,11 +25,12 @@ from torch import Tensor, nn
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.models import FeatureTable
+from crossbatch.queries import Queries
 from crossbatch.serving.bundle.model_files import sample_tables
 from crossbatch.serving.user_features import Profiles, with_profiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from crossbatch.serving.recommender import Recommender
@@ -48,14 +51,16 @@ class UserGraph(nn.Module):
         self.schema = dict(sorted(schema.items()))
         self.eval()
 
-    def forward(self, history: Tensor, *features: Tensor) -> Tensor:
+    def forward(self, history: Tensor, *features: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Interests `[B, K, d]` of histories `[B, L]`; see the module for the features."""
-        vectors, mask = self.vectors[history], history != 0
-        if not self.schema:
-            return self.towers.interests(vectors, mask)
-        towers = with_profiles(self.towers, self._tables(list(features)))
-        rows = torch.arange(history.shape[0], device=history.device)
-        return towers.interests(vectors, mask, rows)
+        vectors, mask, towers, rows = self.vectors[history], history != 0, self.towers, None
+        if self.schema:
+            towers = with_profiles(self.towers, self._tables(list(features)))
+            rows = torch.arange(history.shape[0], device=history.device)
+        interests = towers.interests(vectors, mask, rows)
+        if isinstance(interests, Queries):
+            return interests.vectors, interests.log_weights
+        return interests
 
     def input_names(self) -> list[str]:
         """Names of the inputs, in order."""
@@ -137,19 +142,30 @@ def write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[st
     weights = sum(value.nbytes for value in program.state_dict.values())
     with _quiet():
         converted = torch.onnx.export(
-            program, dynamo=True, input_names=names, output_names=["interests"], verbose=False
+            program,
+            dynamo=True,
+            input_names=names,
+            output_names=["interests", "log_weights"][: len(program.graph_signature.user_outputs)],
+            verbose=False,
         )
         assert converted is not None
         converted.save(path, external_data=weights > ONE_FILE_BYTES)
 
 
-def run_onnx(path: Path, inputs: tuple[Tensor, ...]) -> Tensor:
+def answered(outputs: Tensor | Sequence[Tensor]) -> Tensor | Queries:
+    """What a graph's outputs stand for: interests `[B, K, d]`, or queries."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    return outputs[0] if len(outputs) == 1 else Queries(*outputs)
+
+
+def run_onnx(path: Path, inputs: tuple[Tensor, ...]) -> Tensor | Queries:
     """Run the graph with ONNX Runtime."""
     runtime = import_module("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
     values = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
-    return torch.from_numpy(session.run(None, values)[0])
+    return answered([torch.from_numpy(output) for output in session.run(None, values)])
 
 
 @contextlib.contextmanager

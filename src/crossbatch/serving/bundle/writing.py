@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_folder, write_document
+from crossbatch.queries import Queries, weights_of
 from crossbatch.retrieval import ExactIndex, IVFIndex, choose_index
 from crossbatch.retrieval.choice import LIST, measure, tune
 from crossbatch.serving.bundle import graph as graphs
@@ -78,7 +80,7 @@ class Probe:
 
     history: Tensor  # [U, L], item ids of the bundle that is checked
     profiles: Profiles | None  # their features, if the model reads any
-    interests: Tensor  # [U, K, d]
+    interests: Tensor | Queries  # [U, K, d]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,9 @@ class IndexPlan:
     recall: float = 0.99  # share of the exact list of 50 that it must find
     cells: IVFIndex | None = None  # an index whose learned cells are kept
 
-    def build(self, vectors: Tensor, interests: Tensor) -> tuple[ExactIndex | IVFIndex, IndexFacts]:
+    def build(
+        self, vectors: Tensor, interests: Tensor | Queries
+    ) -> tuple[ExactIndex | IVFIndex, IndexFacts]:
         """Build it over item vectors `[N + 1, d]` and measure it on interests `[U, K, d]`."""
         try:
             if self.cells is None:
@@ -171,12 +175,12 @@ def _write_graphs(
     if "pt2" in formats:
         graphs.write_pt2(folder / graphs.PT2, program)
         with torch.no_grad():
-            answers = program.module()(*inputs)
-        found["pt2"] = difference("the exported graph's vectors", answers, probe.interests)
+            answers = graphs.answered(program.module()(*inputs))
+        found["pt2"] = user_difference("the exported graph's vectors", answers, probe)
     if "onnx" in formats:
         graphs.write_onnx(folder / graphs.ONNX, program, graph.input_names())
         answers = graphs.run_onnx(folder / graphs.ONNX, inputs)
-        found["onnx"] = difference("the ONNX graph's vectors", answers, probe.interests)
+        found["onnx"] = user_difference("the ONNX graph's vectors", answers, probe)
     return found
 
 
@@ -209,6 +213,22 @@ def difference(what: str, found: Tensor, expected: Tensor) -> float:
     return worst
 
 
+def user_difference(what: str, found: Tensor | Queries, probe: Probe) -> float:
+    """`difference` of interests `[U, K, d]` from those of the probe, or of queries and weights."""
+    expected = probe.interests
+    if not isinstance(expected, Queries) or not isinstance(found, Queries):
+        return difference(what, weights_of(found)[0], weights_of(expected)[0])
+    width = max(found.vectors.shape[1], expected.vectors.shape[1])
+    # Absent queries may be any vector, and as many as a history may have items.
+    both = []
+    for queries in (found, expected):
+        weights = queries.log_weights.exp()
+        vectors = torch.where(weights.unsqueeze(2) > 0, queries.vectors, 0.0)
+        joined = torch.cat([vectors, weights.unsqueeze(2)], dim=2)
+        both.append(functional.pad(joined, (0, 0, 0, width - joined.shape[1])))
+    return difference(what, *both)
+
+
 def compare(recommender: Recommender, probe: Probe, vectors: Tensor) -> dict[str, float]:
     """Differences in user vectors, and in scores of the expected item `vectors` `[N + 1, d]`."""
     interests = recommender.interests(probe.history, probe.profiles)
@@ -216,7 +236,7 @@ def compare(recommender: Recommender, probe: Probe, vectors: Tensor) -> dict[str
     expected = ExactIndex(vectors).search(probe.interests, k).scores
     found = ExactIndex(recommender.item_vectors).search(interests, k).scores
     return {
-        "user vectors": difference("the bundle's user vectors", interests, probe.interests),
+        "user vectors": user_difference("the bundle's user vectors", interests, probe),
         "scores": difference("the bundle's scores", found, expected),
     }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn.functional import normalize
 
+from crossbatch.queries import weights_of
 from crossbatch.serving.server.messages import RecommendRequest, UnknownItem
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Found(NamedTuple):
     scores: list[float]
     interests: list[int]
     popular: bool
+    because: list[int] | None  # items of the history behind those of the list, where known
 
 
 Query = RecommendRequest | Similar
@@ -102,7 +104,8 @@ def _search(served: Served, queries: Sequence[RecommendRequest]) -> list[Found]:
         profiles=bundle.profiles(features, len(queries)),
     )
     columns = (ranking.top.item_ids, ranking.top.scores, ranking.interest, ranking.popular)
-    rows = zip(known, unknown, *(column.tolist() for column in columns), strict=True)
+    behind = [None] * len(queries) if ranking.because is None else ranking.because.tolist()
+    rows = zip(known, unknown, *(column.tolist() for column in columns), behind, strict=True)
     lists = [Found(*row) for row in rows]
     return [found._replace(item_ids=[i for i in found.item_ids if i]) for found in lists]
 
@@ -144,17 +147,25 @@ def _similar(served: Served, query: Similar) -> Answer:
 
 
 def _nearest_in_history(bundle: Bundle, found: Found) -> list[dict[str, Any] | None]:
-    """For each recommended item the item of the history with the largest cosine to it."""
+    """For each recommended item the item of the history that stands behind it.
+
+    That is the one whose query scores it highest, or else the one with the largest cosine to it.
+    """
     history = torch.from_numpy(found.history)
     if not len(history) or not found.item_ids:
         return [None] * len(found.item_ids)
     vectors = bundle.item_vectors
     wanted = normalize(vectors[torch.tensor(found.item_ids)], dim=1)
-    best = (wanted @ normalize(vectors[history], dim=1).T).max(dim=1)  # of [k, L]
-    keys = bundle.item_keys(history[best.indices].tolist())
+    if found.because is None:
+        cosines, places = (wanted @ normalize(vectors[history], dim=1).T).max(dim=1)  # of [k, L]
+        behind = history[places]
+    else:
+        behind = torch.tensor(found.because[: len(found.item_ids)])
+        cosines = (wanted * normalize(vectors[behind], dim=1)).sum(dim=1)
+    keys = bundle.item_keys(behind.tolist())
     return [
         {"id": key, "similarity": round(value, 4)}
-        for key, value in zip(keys, best.values.tolist(), strict=True)
+        for key, value in zip(keys, cosines.tolist(), strict=True)
     ]
 
 
@@ -163,7 +174,8 @@ def _interest_lists(served: Served, query: RecommendRequest, found: Found) -> li
     bundle, history = served.bundle, torch.from_numpy(found.history)
     shown = history[history < len(bundle.history_vectors)][-bundle.history_length :]
     padded = shown if len(shown) else torch.zeros(1, dtype=torch.long)
-    interests = bundle.users(padded[None], [query.user_features])[0]  # [K, d]
+    queries, log_weights = weights_of(bundle.users(padded[None], [query.user_features]))
+    interests = queries[0]  # [K, d]
     exclude = history.expand(len(interests), -1) if query.exclude_seen else None
     top = bundle.index.search(interests[:, None], min(query.k, bundle.num_items), exclude=exclude)
     closeness = interests @ normalize(bundle.item_vectors[shown], dim=1).T  # [K, L]
@@ -172,7 +184,8 @@ def _interest_lists(served: Served, query: RecommendRequest, found: Found) -> li
     for number, (row, scores) in enumerate(zip(top.item_ids, top.scores, strict=True)):
         ids = row[row > 0].tolist()
         members = [f'"score":{score:.6f}' for score in scores[: len(ids)].tolist()]
-        distinct = list(dict.fromkeys(shown[order[number]].tolist()))[:NEAREST]
+        near = order[number] if log_weights is None else slice(number, number + 1)
+        distinct = list(dict.fromkeys(shown[near].tolist()))[:NEAREST]
         lists.append(
             f'{{"interest":{number},"near":{json.dumps(bundle.item_keys(distinct))},'
             f'"items":[{",".join(served.items.objects(ids, members))}]}}'
