@@ -80,8 +80,9 @@ def fit(column: pl.Series, spec: Column) -> Encoder:
             if not len(vectors) or not len(vectors[0]):
                 raise DataError(f"dense column {spec.name!r} holds no vector: leave it out")
             return Encoder(spec.kind, {"size": len(vectors[0]), "name": spec.name})
-    settings = {"text": {"buckets": TEXT_BUCKETS}, "sentence": {"model": spec.model}}
-    return Encoder(spec.kind, settings[spec.kind])
+        case "sentence":
+            return Encoder(spec.kind, {"model": spec.model})
+    return Encoder("text", {"buckets": TEXT_BUCKETS})
 
 
 def _categorical(encoder: Encoder, column: pl.Series) -> Encoded:

@@ -37,19 +37,12 @@ _VOWELS = ("a", "e", "i", "o", "u", "ai", "eo", "ia")
 
 
 class Catalogue(NamedTuple):
-    """Items in the order of their topics.
+    """Items in the order of their topics."""
 
-    Attributes:
-        topics: Topic of each item.  Shape `[I]`, int64.
-        bounds: Running sum of the items' interactions; ends at their number.  Shape `[I]`, int64.
-        topic_starts: Interactions of all topics before each topic.  Shape `[num_topics + 1]`.
-        keys: Numbers of the items in the log, in random order.  Shape `[I]`, int64.
-    """
-
-    topics: np.ndarray
-    bounds: np.ndarray
-    topic_starts: np.ndarray
-    keys: np.ndarray
+    topics: np.ndarray  # [I] int64, topic of each item
+    bounds: np.ndarray  # [I] int64, running sum of the items' interactions; ends at their number
+    topic_starts: np.ndarray  # [num_topics + 1], interactions of all topics before each topic
+    keys: np.ndarray  # [I] int64, numbers of the items in the log, in random order
 
 
 def make_catalogue(rng: np.random.Generator, visits: np.ndarray, num_items: int) -> Catalogue:
