@@ -19,7 +19,6 @@ from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from crossbatch.data.dataset.arrays import ArrayReader
 
@@ -129,15 +128,6 @@ def user_bounds(num_users: int, fractions: tuple[float, float]) -> tuple[int, in
         )
     # rounding to 9 digits: 1 − 0.1 − 0.1 is not 0.8 in binary
     return int(round(1 - valid - test, 9) * num_users), int(round(1 - test, 9) * num_users)
-
-
-def write_split(folder: Path, split: Split) -> None:
-    """Write the arrays that `Dataset` reads."""
-    np.save(folder / "train_users.npy", split.train_users)
-    np.save(folder / "train_ends.npy", split.train_ends)
-    for name, part in (("valid", split.valid), ("test", split.test)):
-        for array in part._fields:
-            np.save(folder / f"{name}_{array}.npy", getattr(part, array))
 
 
 def _last_fifth(sequences: Sequences, users: np.ndarray) -> Part:
