@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from crossbatch.data.dataset.encoders import ENCODERS
+from crossbatch.data.dataset.encoders import ENCODERS, fit
 from crossbatch.data.readers.source import KINDS, Column
 from crossbatch.errors import ConfigError, DataError
 
@@ -29,7 +29,7 @@ def test_every_kind_has_an_encoder() -> None:
 
 def test_categorical_ids_fall_with_frequency_and_zero_is_unknown() -> None:
     column = pl.Series(["b", "a", None, "b", " c ", ""])
-    encoder = ENCODERS["categorical"].fit(column, Column("x", "categorical"))
+    encoder = fit(column, Column("x", "categorical"))
     encoded = encoder.encode(column)
     assert encoded.values.tolist() == [1, 2, 0, 1, 3, 0]
     assert (encoded.num_values, encoded.values.dtype) == (4, np.int32)
@@ -38,7 +38,7 @@ def test_categorical_ids_fall_with_frequency_and_zero_is_unknown() -> None:
 
 def test_categorical_takes_numbers_too() -> None:
     column = pl.Series([7, 7, 3])
-    encoder = ENCODERS["categorical"].fit(column, Column("x", "categorical"))
+    encoder = fit(column, Column("x", "categorical"))
     assert encoder.encode(pl.Series([3, 7, 5])).values.tolist() == [2, 1, 0]
 
 
@@ -48,7 +48,7 @@ def test_categorical_takes_numbers_too() -> None:
     ids=["lists", "strings"],
 )
 def test_multi_valued_bags_by_hand(column: pl.Series) -> None:
-    encoder = ENCODERS["multi_valued"].fit(column, Column("x", "multi_valued"))
+    encoder = fit(column, Column("x", "multi_valued"))
     encoded = encoder.encode(column)
     assert bags(encoded) == [[2, 1], [], [1], []]
     assert encoded.num_values == 3
@@ -56,13 +56,13 @@ def test_multi_valued_bags_by_hand(column: pl.Series) -> None:
 
 def test_unknown_values_are_left_out_of_a_bag() -> None:
     column = pl.Series(["p|q", "q"])
-    encoder = ENCODERS["multi_valued"].fit(column, Column("x", "multi_valued"))
+    encoder = fit(column, Column("x", "multi_valued"))
     assert bags(encoder.encode(pl.Series(["new|p", "new"]))) == [[2], []]
 
 
 def test_numeric_is_standardised_with_a_missing_flag() -> None:
     column = pl.Series([1.0, None, 3.0, float("nan")])
-    encoder = ENCODERS["numeric"].fit(column, Column("x", "numeric"))
+    encoder = fit(column, Column("x", "numeric"))
     assert encoder.settings == {"mean": 2.0, "std": 1.0}
     assert encoder.encode(column).values.tolist() == [[-1, 0], [0, 1], [1, 0], [0, 1]]
     assert encoder.encode(pl.Series(["4", "four"])).values.tolist() == [[2, 0], [0, 1]]
@@ -70,13 +70,13 @@ def test_numeric_is_standardised_with_a_missing_flag() -> None:
 
 def test_a_constant_number_does_not_divide_by_zero() -> None:
     column = pl.Series([5.0, 5.0])
-    encoded = ENCODERS["numeric"].fit(column, Column("x", "numeric")).encode(column)
+    encoded = fit(column, Column("x", "numeric")).encode(column)
     assert encoded.values.tolist() == [[0, 0], [0, 0]]
 
 
 def test_text_becomes_hashed_words() -> None:
     column = pl.Series(["Red Fox, red", None, "Füchse-2"])
-    encoded = ENCODERS["text"].fit(column, Column("x", "text")).encode(column)
+    encoded = fit(column, Column("x", "text")).encode(column)
     hashes = {
         word: 1 + zlib.crc32(word.encode()) % (2**15 - 1) for word in ("red", "fox", "füchse", "2")
     }
@@ -86,20 +86,20 @@ def test_text_becomes_hashed_words() -> None:
 
 def test_dense_vectors_keep_their_rows() -> None:
     column = pl.Series([[1.0, 2.0], None, [3.0, -4.0]])
-    encoded = ENCODERS["dense"].fit(column, Column("x", "dense")).encode(column)
+    encoded = fit(column, Column("x", "dense")).encode(column)
     assert encoded.values.tolist() == [[1, 2], [0, 0], [3, -4]]
     assert encoded.values.dtype == np.float16
 
 
 def test_dense_vectors_may_be_text() -> None:
     column = pl.Series(["[1.5, -2e0]", "3 4"])
-    encoded = ENCODERS["dense"].fit(column, Column("x", "dense")).encode(column)
+    encoded = fit(column, Column("x", "dense")).encode(column)
     assert encoded.values.tolist() == [[1.5, -2.0], [3.0, 4.0]]
 
 
 def test_dense_vectors_of_unequal_length_are_refused() -> None:
     column = pl.Series([[1.0, 2.0], [3.0]])
-    encoder = ENCODERS["dense"].fit(column, Column("vec", "dense"))
+    encoder = fit(column, Column("vec", "dense"))
     with pytest.raises(DataError, match="'vec' must have vectors of 2 numbers, got one of 1"):
         encoder.encode(column)
 
@@ -119,13 +119,13 @@ def test_sentence_vectors_come_from_a_model_on_disk(
     )
     column = pl.Series(["abc", None])
     spec = Column("title", "sentence", model=str(tmp_path))
-    encoder = ENCODERS["sentence"].fit(column, spec)
+    encoder = fit(column, spec)
     assert encoder.encode(column).values.tolist() == [[3, 1], [0, 0]]
 
 
 def test_a_missing_sentence_model_is_named(tmp_path: Path) -> None:
     spec = Column("title", "sentence", model=str(tmp_path / "absent"))
-    encoder = ENCODERS["sentence"].fit(pl.Series(["x"]), spec)
+    encoder = fit(pl.Series(["x"]), spec)
     with pytest.raises(ConfigError, match="folder on disk"):
         encoder.encode(pl.Series(["x"]))
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -15,6 +15,8 @@ from crossbatch.data.dataset.arrays import offsets_of
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from crossbatch.data.readers.source import Column
 
 UNKNOWN = 0
@@ -30,27 +32,28 @@ class Encoded(NamedTuple):
     num_values: int
 
 
-class Encoder(ABC):
+@dataclass(frozen=True, slots=True)
+class Encoder:
     """Turns a column into arrays; all it has learned is in its settings and its vocabulary.
 
-    Args:
+    Attributes:
+        kind: A key of `ENCODERS`.
         settings: Plain values, stored as JSON.
-        vocabulary: Known values, for encoders that have one.
+        vocabulary: Known values, for kinds that have one.
     """
 
-    feature_kind: ClassVar[str]  # the layout of the arrays, see `Feature.kind`
+    kind: str
+    settings: dict[str, Any]
+    vocabulary: pl.Series | None = None
 
-    def __init__(self, settings: dict[str, Any], vocabulary: pl.Series | None = None) -> None:
-        self.settings, self.vocabulary = settings, vocabulary
-
-    @classmethod
-    @abstractmethod
-    def fit(cls, column: pl.Series, spec: Column) -> Self:
-        """Learn vocabulary or statistics from the items (or users) of the dataset."""
-
-    @abstractmethod
     def encode(self, column: pl.Series) -> Encoded:
         """Encode a column, of the dataset or of new items.  Shape `[R]`."""
+        return ENCODERS[self.kind](self, column)
+
+    @property
+    def feature_kind(self) -> str:
+        """The layout of the arrays, see `Feature.kind`."""
+        return {"text": "multi_valued", "sentence": "dense"}.get(self.kind, self.kind)
 
     def known_values(self) -> pl.Series:
         """Return the vocabulary, which an encoder that needs one must have."""
@@ -59,153 +62,110 @@ class Encoder(ABC):
         return self.vocabulary
 
 
-class Categorical(Encoder):
+def fit(column: pl.Series, spec: Column) -> Encoder:
+    """Learn vocabulary or statistics from the items (or users) of a dataset."""
+    match spec.kind:
+        case "categorical":
+            return Encoder(spec.kind, {}, _vocabulary(_clean(column)))
+        case "multi_valued":
+            values = _exploded(column, spec.separator)["value"]
+            return Encoder(spec.kind, {"separator": spec.separator}, _vocabulary(values))
+        case "numeric":
+            known = _numbers(column)
+            known = known[np.isfinite(known)]
+            mean, std = (known.mean(), known.std()) if len(known) else (0.0, 0.0)
+            return Encoder(spec.kind, {"mean": float(mean), "std": float(std) or 1.0})
+        case "dense":
+            vectors = _vectors(column).drop_nulls()
+            if not len(vectors) or not len(vectors[0]):
+                raise DataError(f"dense column {spec.name!r} holds no vector: leave it out")
+            return Encoder(spec.kind, {"size": len(vectors[0]), "name": spec.name})
+        case "sentence":
+            return Encoder(spec.kind, {"model": spec.model})
+    return Encoder("text", {"buckets": TEXT_BUCKETS})
+
+
+def _categorical(encoder: Encoder, column: pl.Series) -> Encoded:
     """One value a row.  Ids from 1 by descending frequency; 0 is unknown or missing."""
-
-    feature_kind: ClassVar[str] = "categorical"
-
-    @classmethod
-    def fit(cls, column: pl.Series, spec: Column) -> Self:  # noqa: ARG003
-        """Learn the vocabulary."""
-        return cls({}, _vocabulary(_clean(column)))
-
-    def encode(self, column: pl.Series) -> Encoded:
-        """Return ids.  Values `[R]`, int32."""
-        vocabulary = self.known_values()
-        ids = _look_up(_clean(column), vocabulary).to_numpy().astype(np.int32)
-        return Encoded(ids, None, len(vocabulary) + 1)
+    vocabulary = encoder.known_values()
+    ids = _look_up(_clean(column), vocabulary).to_numpy().astype(np.int32)
+    return Encoded(ids, None, len(vocabulary) + 1)
 
 
-class MultiValued(Encoder):
+def _multi_valued(encoder: Encoder, column: pl.Series) -> Encoded:
     """Any number of values a row; those outside the vocabulary are left out."""
-
-    feature_kind: ClassVar[str] = "multi_valued"
-
-    @classmethod
-    def fit(cls, column: pl.Series, spec: Column) -> Self:
-        """Learn the vocabulary of single values."""
-        settings = {"separator": spec.separator}
-        return cls(settings, _vocabulary(_exploded(column, spec.separator)["value"]))
-
-    def encode(self, column: pl.Series) -> Encoded:
-        """Return bags of ids.  Values int32, offsets `[R + 1]`."""
-        vocabulary = self.known_values()
-        parts = _exploded(column, self.settings["separator"])
-        parts = parts.with_columns(_look_up(parts["value"], vocabulary).alias("id"))
-        return _bags(parts.filter(pl.col("id") > 0), len(column), len(vocabulary) + 1)
+    vocabulary = encoder.known_values()
+    parts = _exploded(column, encoder.settings["separator"])
+    parts = parts.with_columns(_look_up(parts["value"], vocabulary).alias("id"))
+    return _bags(parts.filter(pl.col("id") > 0), len(column), len(vocabulary) + 1)
 
 
-class HashedText(Encoder):
-    """Words, lower-cased, as a bag of hash buckets: no vocabulary to store, new words included."""
+def _hashed_text(encoder: Encoder, column: pl.Series) -> Encoded:
+    """Words, lower-cased, as a bag of hash buckets: no vocabulary to store, new words included.
 
-    feature_kind: ClassVar[str] = "multi_valued"
-
-    @classmethod
-    def fit(cls, column: pl.Series, spec: Column) -> Self:  # noqa: ARG003
-        """Set the number of buckets, which does not depend on the text."""
-        return cls({"buckets": TEXT_BUCKETS})
-
-    def encode(self, column: pl.Series) -> Encoded:
-        """Return bags of bucket numbers 1 … buckets − 1, in the order of the words."""
-        words = column.cast(pl.String).str.to_lowercase().str.extract_all(r"[\p{L}\p{N}]+")
-        parts = pl.DataFrame({"row": pl.int_range(len(column), eager=True), "value": words})
-        parts = parts.explode("value").drop_nulls("value")
-        buckets = self.settings["buckets"]
-        distinct = parts["value"].unique(maintain_order=True)
-        # CRC-32 never changes; the hash of polars may, between versions
-        numbers = [1 + zlib.crc32(word.encode()) % (buckets - 1) for word in distinct.to_list()]
-        table = pl.DataFrame({"value": distinct, "id": pl.Series(numbers, dtype=pl.UInt32)})
-        joined = parts.join(table, on="value", how="left", maintain_order="left")
-        return _bags(joined, len(column), buckets)
+    Bucket numbers are 1 … buckets − 1, in the order of the words.
+    """
+    words = column.cast(pl.String).str.to_lowercase().str.extract_all(r"[\p{L}\p{N}]+")
+    parts = pl.DataFrame({"row": pl.int_range(len(column), eager=True), "value": words})
+    parts = parts.explode("value").drop_nulls("value")
+    buckets = encoder.settings["buckets"]
+    distinct = parts["value"].unique(maintain_order=True)
+    # CRC-32 never changes; the hash of polars may, between versions
+    numbers = [1 + zlib.crc32(word.encode()) % (buckets - 1) for word in distinct.to_list()]
+    table = pl.DataFrame({"value": distinct, "id": pl.Series(numbers, dtype=pl.UInt32)})
+    joined = parts.join(table, on="value", how="left", maintain_order="left")
+    return _bags(joined, len(column), buckets)
 
 
-class Numeric(Encoder):
-    """A number, standardised, beside a flag that says whether it is missing."""
-
-    feature_kind: ClassVar[str] = "numeric"
-
-    @classmethod
-    def fit(cls, column: pl.Series, spec: Column) -> Self:  # noqa: ARG003
-        """Learn mean and standard deviation of the values that are there."""
-        known = _numbers(column)
-        known = known[np.isfinite(known)]
-        mean = float(known.mean()) if len(known) else 0.0
-        std = float(known.std()) if len(known) else 0.0
-        return cls({"mean": mean, "std": std if std > 0 else 1.0})
-
-    def encode(self, column: pl.Series) -> Encoded:
-        """Return (standardised value, missing flag).  Values `[R, 2]`, float32."""
-        numbers = _numbers(column)
-        missing = ~np.isfinite(numbers)
-        scaled = (numbers - self.settings["mean"]) / self.settings["std"]
-        scaled = np.clip(np.where(missing, 0.0, scaled), -LARGEST, LARGEST)
-        pair = np.stack([scaled, missing], axis=1)
-        return Encoded(pair.astype(np.float32), None, 2)
+def _numeric(encoder: Encoder, column: pl.Series) -> Encoded:
+    """A number, standardised, beside a flag that says whether it is missing.  `[R, 2]`, float32."""
+    numbers = _numbers(column)
+    missing = ~np.isfinite(numbers)
+    scaled = (numbers - encoder.settings["mean"]) / encoder.settings["std"]
+    scaled = np.clip(np.where(missing, 0.0, scaled), -LARGEST, LARGEST)
+    return Encoded(np.stack([scaled, missing], axis=1).astype(np.float32), None, 2)
 
 
-class Dense(Encoder):
-    """A vector of fixed length a row, kept as float16; missing rows are zero."""
-
-    feature_kind: ClassVar[str] = "dense"
-
-    @classmethod
-    def fit(cls, column: pl.Series, spec: Column) -> Self:
-        """Take the length from the first vector there is."""
-        vectors = _vectors(column).drop_nulls()
-        if not len(vectors) or not len(vectors[0]):
-            raise DataError(f"dense column {spec.name!r} holds no vector: leave it out")
-        return cls({"size": len(vectors[0]), "name": spec.name})
-
-    def encode(self, column: pl.Series) -> Encoded:
-        """Return vectors.  Values `[R, n]`, float16."""
-        vectors, size = _vectors(column), self.settings["size"]
-        present = vectors.is_not_null().to_numpy()
-        lengths = vectors.list.len().drop_nulls()
-        if (lengths != size).any():
-            raise DataError(
-                f"dense column {self.settings['name']!r} must have vectors of {size} numbers, "
-                f"got one of {lengths.filter(lengths != size)[0]}"
-            )
-        numbers = vectors.drop_nulls().explode().to_numpy().reshape(-1, size)
-        if not (np.abs(numbers) <= LARGEST_HALF).all():
-            raise DataError(
-                f"dense column {self.settings['name']!r} must hold numbers between "
-                f"±{LARGEST_HALF:g}, got {numbers[~(np.abs(numbers) <= LARGEST_HALF)][0]}"
-            )
-        values = np.zeros((len(column), size), dtype=np.float16)
-        values[present] = numbers
-        return Encoded(values, None, size)
+def _dense(encoder: Encoder, column: pl.Series) -> Encoded:
+    """A vector of fixed length a row; missing rows are zero.  `[R, n]`, float16."""
+    vectors, size, name = _vectors(column), encoder.settings["size"], encoder.settings["name"]
+    lengths = vectors.list.len().drop_nulls()
+    if (lengths != size).any():
+        raise DataError(
+            f"dense column {name!r} must have vectors of {size} numbers, "
+            f"got one of {lengths.filter(lengths != size)[0]}"
+        )
+    numbers = vectors.drop_nulls().explode().to_numpy().reshape(-1, size)
+    if not (np.abs(numbers) <= LARGEST_HALF).all():
+        raise DataError(
+            f"dense column {name!r} must hold numbers between "
+            f"±{LARGEST_HALF:g}, got {numbers[~(np.abs(numbers) <= LARGEST_HALF)][0]}"
+        )
+    return _rows_where(vectors.is_not_null(), numbers)
 
 
-class SentenceVectors(Encoder):
-    """Text as vectors of a sentence-transformers model on disk, kept as float16."""
-
-    feature_kind: ClassVar[str] = "dense"
-
-    @classmethod
-    def fit(cls, column: pl.Series, spec: Column) -> Self:  # noqa: ARG003
-        """Remember the model; nothing is learned."""
-        return cls({"model": spec.model})
-
-    def encode(self, column: pl.Series) -> Encoded:
-        """Return vectors; rows without text are zero.  Values `[R, n]`, float16."""
-        texts = _clean(column)
-        present = texts.is_not_null().to_numpy()
-        found = _sentence_model(self.settings["model"]).encode(texts.drop_nulls().to_list())
-        vectors = np.asarray(found, dtype=np.float16)
-        values = np.zeros((len(texts), vectors.shape[1]), dtype=np.float16)
-        values[present] = vectors
-        return Encoded(values, None, vectors.shape[1])
+def _sentence(encoder: Encoder, column: pl.Series) -> Encoded:
+    """Text as vectors of a sentence-transformers model; rows without text are zero.  float16."""
+    texts = _clean(column)
+    found = _sentence_model(encoder.settings["model"]).encode(texts.drop_nulls().to_list())
+    return _rows_where(texts.is_not_null(), np.asarray(found))
 
 
-ENCODERS: dict[str, type[Encoder]] = {
-    "categorical": Categorical,
-    "multi_valued": MultiValued,
-    "numeric": Numeric,
-    "text": HashedText,
-    "sentence": SentenceVectors,
-    "dense": Dense,
+ENCODERS: dict[str, Callable[[Encoder, pl.Series], Encoded]] = {
+    "categorical": _categorical,
+    "multi_valued": _multi_valued,
+    "numeric": _numeric,
+    "text": _hashed_text,
+    "sentence": _sentence,
+    "dense": _dense,
 }
+
+
+def _rows_where(present: pl.Series, vectors: np.ndarray) -> Encoded:
+    """Return the vectors in the rows that are present, zero in the others."""
+    values = np.zeros((len(present), vectors.shape[1]), dtype=np.float16)
+    values[present.to_numpy()] = vectors
+    return Encoded(values, None, vectors.shape[1])
 
 
 def _sentence_model(path: str) -> Any:

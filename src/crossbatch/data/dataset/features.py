@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import map_array
-from crossbatch.data.dataset.encoders import ENCODERS, Encoder
+from crossbatch.data.dataset.encoders import Encoder, fit
 from crossbatch.data.dataset.string_table import StringTable, write_strings
 from crossbatch.errors import DataError
 from crossbatch.files import read_document, write_document
@@ -67,7 +67,7 @@ def write_features(
     for number, column in enumerate(columns):
         series = table[column.name]
         rows = series[padding:]
-        encoder = ENCODERS[column.kind].fit(series, column)
+        encoder = fit(series, column)
         encoded = encoder.encode(series)
         stem = f"{number:02d}"  # a column's name need not be a file's name
         np.save(folder / f"{stem}.npy", encoded.values)
@@ -113,7 +113,7 @@ def read_encoders(folder: Path) -> dict[str, Encoder]:
         if (folder / f"{entry['stem']}.vocabulary.bytes.npy").is_file():
             strings = StringTable(folder, f"{entry['stem']}.vocabulary").tolist()
             vocabulary = pl.Series(strings, dtype=pl.String)
-        encoders[name] = ENCODERS[entry["encoder"]](entry["settings"], vocabulary)
+        encoders[name] = Encoder(entry["encoder"], entry["settings"], vocabulary)
     return encoders
 
 

@@ -21,19 +21,14 @@ SUMMED_ROWS = 2_000_000  # another number would round the sampling law different
 class Samples:
     """The pairs of a user and a target position that training draws from.
 
-    Attributes:
-        users: Users who have a sample, ascending.  Shape `[T]`, int64.
-        starts: Where each one's sequence starts in the log.  Shape `[T]`, int64.
-        firsts: Each one's first target: all items from there on are targets.  Shape `[T]`, int64.
-        ends: Where its training part ends.  Shape `[T]`, int64.
-        sample_by: "user": draw a user uniformly, then one of its targets uniformly; "interaction":
-            draw a pair uniformly.
+    By "user" it draws a user uniformly, then one of its targets uniformly; by "interaction" a pair
+    uniformly.
     """
 
-    users: np.ndarray
-    starts: np.ndarray
-    firsts: np.ndarray
-    ends: np.ndarray
+    users: np.ndarray  # [T] int64, those who have a sample, ascending
+    starts: np.ndarray  # [T] int64, where each one's sequence starts in the log
+    firsts: np.ndarray  # [T] int64, each one's first target; all items from there on are targets
+    ends: np.ndarray  # [T] int64, where its training part ends
     sample_by: str = "user"
 
     @cached_property

@@ -25,23 +25,14 @@ if TYPE_CHECKING:
 
 
 class SortedLog(NamedTuple):
-    """What an engine returns, beside `offsets.npy`, `items.npy` and `times.npy` in the folder.
+    """What an engine returns, beside `offsets.npy`, `items.npy` and `times.npy` in the folder."""
 
-    Attributes:
-        offsets: Where each user's interactions begin.  Shape `[num_users + 1]`, int64.
-        item_keys: Original keys of the items 1, 2 …  Shape `[num_items]`.
-        user_keys: Original keys of the users.  Shape `[num_users]`.
-        bounds: Where the valid and the test users begin.
-        below_rating: Interactions left out for their rating.
-        accounting: How many interactions were kept or dropped, and why, for the manifest.
-    """
-
-    offsets: np.ndarray
-    item_keys: pl.Series
-    user_keys: pl.Series
-    bounds: tuple[int, int]
-    below_rating: int
-    accounting: dict[str, int]
+    offsets: np.ndarray  # [num_users + 1] int64, where each user's interactions begin
+    item_keys: pl.Series  # [num_items], original keys of the items 1, 2 …
+    user_keys: pl.Series  # [num_users], original keys of the users
+    bounds: tuple[int, int]  # where the valid and the test users begin
+    below_rating: int  # interactions left out for their rating
+    accounting: dict[str, int]  # how many interactions were kept or dropped, and why
 
 
 Engine = Callable[[Source, Path, PrepareOptions, Tally, Progress], SortedLog]

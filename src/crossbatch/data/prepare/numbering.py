@@ -21,27 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Frequent:
-    """Which users and items stay.
+    """Which users and items stay, by code."""
 
-    Attributes:
-        users: Kept users by code.  Shape `[U]`, bool.
-        items: Kept items by code.  Shape `[I]`, bool.
-        item_counts: Counts of the last item filter, for the order of popularity.  Shape `[I]`.
-        user_counts: Interactions of each kept user with kept items, else 0.  Shape `[U]`.
-        rows: Interactions before the filters.
-        dropped_by_item: Interactions dropped with their item.
-        dropped_by_user: Interactions with kept items dropped with their user.
-        rounds: How often both filters were applied.
-    """
-
-    users: np.ndarray
-    items: np.ndarray
-    item_counts: np.ndarray
-    user_counts: np.ndarray
-    rows: int
-    dropped_by_item: int
-    dropped_by_user: int
-    rounds: int
+    users: np.ndarray  # [U] bool
+    items: np.ndarray  # [I] bool
+    item_counts: np.ndarray  # [I], of the last item filter, for the order of popularity
+    user_counts: np.ndarray  # [U], of kept users with kept items, else 0
+    rows: int  # interactions before the filters
+    dropped_by_item: int  # interactions dropped with their item
+    dropped_by_user: int  # interactions with kept items dropped with their user
+    rounds: int  # how often both filters were applied
 
 
 def keep_frequent(
@@ -94,25 +83,15 @@ def _count(log: StagedLog, users: np.ndarray, items: np.ndarray, *, of_items: bo
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """From the codes of the staged log to final ids, and back.
+    """From the codes of the staged log to final ids, and back."""
 
-    Attributes:
-        users: Id of each user code, −1 if dropped.  Shape `[U]`, int64.
-        items: Id of each item code from 1, 0 if dropped.  Shape `[I]`, int32.
-        user_codes: Code of each user id.  Shape `[num_users]`.
-        item_codes: Code of each item 1, 2 …  Shape `[num_items]`.
-        lengths: Interactions of each user id.  Shape `[num_users]`, int64.
-        bounds: Where the valid and the test users begin.
-        withheld: Cold items, which no training user may have.  `[num_items + 1]`, bool.
-    """
-
-    users: np.ndarray
-    items: np.ndarray
-    user_codes: np.ndarray
-    item_codes: np.ndarray
-    lengths: np.ndarray
-    bounds: tuple[int, int]
-    withheld: np.ndarray
+    users: np.ndarray  # [U] int64, id of each user code, −1 if dropped
+    items: np.ndarray  # [I] int32, id of each item code from 1, 0 if dropped
+    user_codes: np.ndarray  # [num_users], code of each user id
+    item_codes: np.ndarray  # [num_items], code of each item 1, 2 …
+    lengths: np.ndarray  # [num_users] int64, interactions of each user id
+    bounds: tuple[int, int]  # where the valid and the test users begin
+    withheld: np.ndarray  # [num_items + 1] bool, cold items, which no training user may have
 
     def kept(self, chunk: LogChunk) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return user ids, item ids and the mask of the chunk's kept interactions."""
@@ -148,15 +127,9 @@ def number_keys(
     users[user_codes] = np.arange(len(user_codes))
     items = np.zeros(len(frequent.items), dtype=np.int32)
     items[item_codes] = np.arange(1, len(item_codes) + 1, dtype=np.int32)
-    return Numbering(
-        users=users,
-        items=items,
-        user_codes=user_codes,
-        item_codes=item_codes,
-        lengths=frequent.user_counts[user_codes],
-        bounds=bounds,
-        withheld=_withheld(len(item_codes), options),
-    )
+    lengths = frequent.user_counts[user_codes]
+    withheld = _withheld(len(item_codes), options)
+    return Numbering(users, items, user_codes, item_codes, lengths, bounds, withheld)
 
 
 def with_counted_lengths(numbering: Numbering, log: StagedLog) -> Numbering:

@@ -7,7 +7,7 @@ prepare(open_source("ml-1m.zip"), "ml-1m", PrepareOptions(split="leave_last_out"
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from crossbatch.data.dataset.samples import Samples, item_totals
 from crossbatch.data.dataset.string_table import write_strings
 from crossbatch.data.prepare import local_engine, spark_engine
 from crossbatch.data.prepare.options import PrepareOptions
-from crossbatch.data.prepare.splits import SPLITS, Sequences, Split, write_split
+from crossbatch.data.prepare.splits import SPLITS, Sequences
 from crossbatch.data.progress import Progress, silent
 from crossbatch.data.readers.source import Source, Tally, reader_errors
 from crossbatch.errors import ConfigError, DataError
@@ -64,19 +64,33 @@ def prepare(
     with atomic_folder(Path(out), overwrite=overwrite) as folder:
         log = ENGINES[engine](source, folder, options, tally, progress)
         sequences = Sequences(log.offsets, ArrayReader(folder / "times.npy"), log.bounds)
-        split, training = _write_split(folder, sequences, len(log.item_keys), options)
+        counts = _write_split(folder, sequences, len(log.item_keys), options)
         with reader_errors("the content of items or users"):
             features = _write_content(folder, source, log, content, progress)
         progress("checksums", 0, None)
-        manifest = _manifest(source, options, log, split, training)
-        manifest |= {"features": features, "reading": _reading(tally, content, log)}
+        sizes = {"users": len(log.user_keys), "items": len(log.item_keys)}
+        manifest = {
+            "source": {"format": source.format, "files": _checksums(source.files)},
+            # of the training arrays and the sampling law; earlier releases need the key
+            "options": asdict(options) | {"min_history": 1},
+            "counts": sizes | {"interactions": int(log.offsets[-1])} | counts,
+            "accounting": log.accounting,
+            "features": features,
+            "reading": {
+                "lines": tally.lines,
+                "bad_lines": dict(sorted(tally.bad.items())),
+                "below_rating": log.below_rating,
+                "bad_content_lines": dict(sorted(content.bad.items())),
+                "notes": [*tally.notes, *content.notes],
+            },
+        }
         return write_manifest(folder, manifest)
 
 
 def _write_split(
     folder: Path, sequences: Sequences, num_items: int, options: PrepareOptions
-) -> tuple[Split, dict[str, int]]:
-    """Write split, item counts and sampling law; return the split and the counts of training."""
+) -> dict[str, int]:
+    """Write split, item counts and sampling law; return the sizes of the parts."""
     split = SPLITS[options.split](sequences, (options.valid_share, options.test_share))
     items, offsets = ArrayReader(folder / "items.npy"), sequences.offsets
     lengths = split.train_ends - offsets[split.train_users]
@@ -85,17 +99,21 @@ def _write_split(
     counts = item_totals(items, offsets[split.train_users], split.train_ends, num_items)
     users, ends = split.train_users[lengths > 1], split.train_ends[lengths > 1]
     starts = offsets[users]
-    samples = Samples(users, starts, starts + 1, ends)
-    split = replace(split, train_users=users, train_ends=ends)
-    write_split(folder, split)
-    np.save(folder / "item_counts.npy", counts)
-    np.save(folder / "sampler_law.npy", samples.law(items, num_items))
-    return split, {
+    arrays = {"train_users": users, "train_ends": ends, "item_counts": counts}
+    arrays["sampler_law"] = Samples(users, starts, starts + 1, ends).law(items, num_items)
+    sizes = {
         "train_users": len(users),
         "train_users_too_short": len(lengths) - len(users),
         "train_interactions": int(counts.sum()),
-        "eligible_samples": int((lengths[lengths > 1] - 1).sum()),
+        "eligible_samples": int((ends - starts - 1).sum()),
     }
+    for name, part in (("valid", split.valid), ("test", split.test)):
+        arrays |= {f"{name}_{key}": array for key, array in part._asdict().items()}
+        sizes[f"{name}_users"] = len(part.users)
+        sizes[f"{name}_targets"] = int((part.ends - part.cuts).sum())
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return sizes
 
 
 def _write_content(
@@ -142,51 +160,10 @@ def _aligned(keys: pl.Series, table: pl.DataFrame, what: str, tally: Tally) -> p
     return frame.join(unique, on="key", how="left", maintain_order="left")
 
 
-def _manifest(
-    source: Source,
-    options: PrepareOptions,
-    log: SortedLog,
-    split: Split,
-    training: dict[str, int],
-) -> dict[str, Any]:
-    names = _file_names(source.files)
-    return {
-        "source": {
-            "format": source.format,
-            "files": {
-                name: file_checksum(path) for name, path in zip(names, source.files, strict=True)
-            },
-        },
-        # of the training arrays and the sampling law; earlier releases need the key
-        "options": asdict(options) | {"min_history": 1},
-        "counts": {
-            "users": len(log.user_keys),
-            "items": len(log.item_keys),
-            "interactions": int(log.offsets[-1]),
-            **training,
-            "valid_users": len(split.valid.users),
-            "valid_targets": int((split.valid.ends - split.valid.cuts).sum()),
-            "test_users": len(split.test.users),
-            "test_targets": int((split.test.ends - split.test.cuts).sum()),
-        },
-        "accounting": log.accounting,
-    }
-
-
-def _file_names(files: Sequence[Path]) -> list[str]:
-    """Return the files' names, with as many folders as make them differ."""
+def _checksums(files: Sequence[Path]) -> dict[str, str]:
+    """Return the files' checksums by name, with as many folders as make the names differ."""
     names = [path.name for path in files]
-    if len(set(names)) == len(names):
-        return names
-    common = os.path.commonpath([path.absolute().parent for path in files])
-    return [path.absolute().relative_to(common).as_posix() for path in files]
-
-
-def _reading(tally: Tally, content: Tally, log: SortedLog) -> dict[str, Any]:
-    return {
-        "lines": tally.lines,
-        "bad_lines": dict(sorted(tally.bad.items())),
-        "below_rating": log.below_rating,
-        "bad_content_lines": dict(sorted(content.bad.items())),
-        "notes": [*tally.notes, *content.notes],
-    }
+    if len(set(names)) < len(names):
+        common = os.path.commonpath([path.absolute().parent for path in files])
+        names = [path.absolute().relative_to(common).as_posix() for path in files]
+    return {name: file_checksum(path) for name, path in zip(names, files, strict=True)}

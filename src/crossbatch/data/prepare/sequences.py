@@ -6,7 +6,6 @@ by (user, time, tie rule), and the buckets are appended to the final arrays.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from crossbatch.data.dataset.arrays import ArrayWriter, offsets_of, user_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from crossbatch.data.prepare.numbering import Numbering
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from crossbatch.data.progress import Progress
 
 BUCKET_ROWS = 1 << 20
-COLUMNS = {"user": np.int32, "item": np.int32, "time": np.int64, "tie": np.uint64}
+ROW = np.dtype([("user", "i4"), ("item", "i4"), ("time", "i8"), ("tie", "u8")])
 
 TIE_RULES = ("shuffle", "stable", "item")  # order of one user's interactions of one moment
 
@@ -50,21 +49,30 @@ def write_sequences(
     """Write `offsets.npy`, `items.npy` and `times.npy` and return the first.  `[num_users + 1]`."""
     offsets = offsets_of(numbering.lengths)
     runs = user_runs(offsets, BUCKET_ROWS)
-    buckets = [Bucket(folder / f"bucket-{number}.tmp") for number in range(len(runs))]
+    buckets = [folder / f"bucket-{number}.tmp" for number in range(len(runs))]
     bounds = np.array([run.stop for run in runs])
     tie_keys = _tie_keys(log, options)
     for chunk in log.chunks():
         users, items, keep = numbering.kept(chunk)
-        columns = {"user": users, "item": items, "time": chunk.times, "tie": tie_keys(chunk)}
-        kept = {name: column[keep] for name, column in columns.items()}
-        _fill_buckets(kept, bounds, buckets)
+        # the shorter the numbers, the faster the sort: of one or two bytes it is a radix sort
+        number = np.searchsorted(bounds, users[keep], side="right")
+        number = number.astype(np.min_scalar_type(len(buckets)))
+        order = np.argsort(number, kind="stable")
+        rows = np.empty(len(order), ROW)
+        columns = (users, items, chunk.times, tie_keys(chunk))
+        for name, column in zip(ROW.names or (), columns, strict=True):
+            rows[name] = column[keep][order]
+        ends = np.cumsum(np.bincount(number, minlength=len(buckets)))
+        for bucket, part in zip(buckets, np.split(rows, ends[:-1]), strict=True):
+            _append(bucket, part)
         progress("sorting", chunk.first_row, 2 * log.rows)
 
     def ordered() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for number, bucket in enumerate(buckets, start=1):
-            columns = bucket.take()
-            order = sort_order(columns["user"], columns["time"], columns["tie"])
-            yield columns["item"][order], columns["time"][order]
+            rows = np.fromfile(bucket, ROW)
+            bucket.unlink()
+            order = sort_order(rows["user"], rows["time"], rows["tie"])
+            yield rows["item"][order], rows["time"][order]
             progress("sorting", log.rows + log.rows * number // len(buckets), 2 * log.rows)
 
     save_sequences(folder, offsets, ordered())
@@ -97,48 +105,10 @@ def save_sequences(
             times.append(piece_times)
 
 
-class Bucket:
-    """Interactions of neighbouring users, put aside on disk in pieces until they are taken.
-
-    The file is open only while it is written: a large log has more buckets than a process may have
-    open files.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._sizes = path, list[int]()
-
-    def put(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Add a piece: its columns one after another."""
-        self._sizes.append(len(columns["user"]))
-        with self._path.open("ab") as file:
-            for name, dtype in COLUMNS.items():
-                file.write(np.ascontiguousarray(columns[name], dtype=dtype).data)
-
-    def take(self) -> dict[str, np.ndarray]:
-        """Return all pieces joined, and remove the file."""
-        total, start = sum(self._sizes), 0
-        columns = {name: np.empty(total, dtype) for name, dtype in COLUMNS.items()}
-        with self._path.open("rb") as file:
-            for size in self._sizes:
-                for name, dtype in COLUMNS.items():
-                    columns[name][start : start + size] = np.fromfile(file, dtype, size)
-                start += size
-        self._path.unlink()
-        return columns
-
-
-def _fill_buckets(
-    columns: dict[str, np.ndarray], bounds: np.ndarray, buckets: Sequence[Bucket]
-) -> None:
-    """Give each bucket the rows of its users, in the order of the log."""
-    number = np.searchsorted(bounds, columns["user"], side="right")
-    # the shorter the numbers, the faster the sort: of one or two bytes it is a radix sort
-    number = number.astype(np.min_scalar_type(len(buckets)))
-    order = np.argsort(number, kind="stable")
-    columns = {name: column[order] for name, column in columns.items()}
-    ends = np.cumsum(np.bincount(number, minlength=len(buckets)))
-    for bucket, (start, end) in zip(buckets, pairwise([0, *ends.tolist()]), strict=True):
-        bucket.put({name: column[start:end] for name, column in columns.items()})
+def _append(path: Path, rows: np.ndarray) -> None:
+    """Add rows to a file, open only meanwhile: a log may have more buckets than open files."""
+    with path.open("ab") as file:
+        file.write(rows.data)
 
 
 def sort_order(users: np.ndarray, times: np.ndarray, ties: np.ndarray) -> np.ndarray:

@@ -267,16 +267,13 @@ def _mix_rows(batches: Iterator[RecordBatch], seed: int) -> Iterator[RecordBatch
 class SparkLog(NamedTuple):
     """Usable interactions as a Spark frame.
 
-    Attributes:
-        frame: Columns `user`, `item`, `time` (microseconds) and `row`, the interaction's number in
-            the log, as one machine would count it.
-        rows: How many there are.
-        below_rating: Interactions left out for their rating.
+    Its columns are `user`, `item`, `time` (microseconds) and `row`, the interaction's number in the
+    log, as one machine would count it.
     """
 
     frame: DataFrame
     rows: int
-    below_rating: int
+    below_rating: int  # interactions left out for their rating
 
 
 def read_log(

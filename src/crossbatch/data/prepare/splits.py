@@ -10,7 +10,7 @@ Every split comes to the same few arrays, so the dataset has one code path:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from crossbatch.data.dataset.arrays import ArrayReader
 
@@ -29,17 +28,11 @@ BINS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """All users' interactions, chronological: `items[offsets[u]:offsets[u + 1]]`.
+    """All users' interactions, chronological: `items[offsets[u]:offsets[u + 1]]`."""
 
-    Attributes:
-        offsets: Shape `[num_users + 1]`, int64.
-        times: Microseconds; read in slices.  Shape `[offsets[-1]]`, int64.
-        bounds: Where the valid and the test users begin, for a split by users.
-    """
-
-    offsets: np.ndarray
-    times: ArrayReader | np.ndarray
-    bounds: tuple[int, int]
+    offsets: np.ndarray  # [num_users + 1] int64
+    times: ArrayReader | np.ndarray  # [offsets[-1]] int64, microseconds; read in slices
+    bounds: tuple[int, int]  # where the valid and the test users begin, for a split by users
 
     @property
     def lengths(self) -> np.ndarray:
@@ -47,13 +40,16 @@ class Sequences:
         return np.diff(self.offsets)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The evaluation samples of a split.  Shapes `[E]`, int64."""
 
     users: np.ndarray
     cuts: np.ndarray  # absolute position of the first target
     ends: np.ndarray  # absolute position after the last target
+
+    def where(self, chosen: np.ndarray) -> Part:
+        """Return the chosen samples.  Shape `[E]`, bool."""
+        return Part(self.users[chosen], self.cuts[chosen], self.ends[chosen])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +67,10 @@ def by_user(sequences: Sequences, fractions: tuple[float, float]) -> Split:
 
     The history is the first ⌊0.8 L⌋ interactions; users with fewer than two are left out.
     """
-    first_valid, first_test = sequences.bounds
-    num_users = len(sequences.offsets) - 1
-    train = np.arange(first_valid)
-    return Split(
-        train_users=train,
-        train_ends=sequences.offsets[train + 1],
-        valid=_last_fifth(sequences, np.arange(first_valid, first_test)),
-        test=_last_fifth(sequences, np.arange(first_test, num_users)),
-    )
+    users = np.arange(len(sequences.offsets) - 1)
+    train, valid, test = np.split(users, sequences.bounds)
+    parts = (_last_fifth(sequences, part) for part in (valid, test))
+    return Split(train, sequences.offsets[train + 1], *parts)
 
 
 def leave_last_out(sequences: Sequences, fractions: tuple[float, float]) -> Split:
@@ -94,8 +85,8 @@ def leave_last_out(sequences: Sequences, fractions: tuple[float, float]) -> Spli
     return Split(
         train_users=users,
         train_ends=np.maximum(ends - 2, offsets[:-1]),
-        valid=_part(users, ends - 2, ends - 1, lengths >= 3),
-        test=_part(users, ends - 1, ends, lengths >= 2),
+        valid=Part(users, ends - 2, ends - 1).where(lengths >= 3),
+        test=Part(users, ends - 1, ends).where(lengths >= 2),
     )
 
 
@@ -116,8 +107,8 @@ def by_time(sequences: Sequences, fractions: tuple[float, float]) -> Split:
     return Split(
         train_users=users,
         train_ends=first,
-        valid=_part(users, first, second, (first > starts) & (second > first)),
-        test=_part(users, second, ends, (second > starts) & (ends > second)),
+        valid=Part(users, first, second).where((first > starts) & (second > first)),
+        test=Part(users, second, ends).where((second > starts) & (ends > second)),
     )
 
 
@@ -139,24 +130,10 @@ def user_bounds(num_users: int, fractions: tuple[float, float]) -> tuple[int, in
     return int(round(1 - valid - test, 9) * num_users), int(round(1 - test, 9) * num_users)
 
 
-def write_split(folder: Path, split: Split) -> None:
-    """Write the arrays that `Dataset` reads."""
-    np.save(folder / "train_users.npy", split.train_users)
-    np.save(folder / "train_ends.npy", split.train_ends)
-    for name, part in (("valid", split.valid), ("test", split.test)):
-        np.save(folder / f"{name}_users.npy", part.users)
-        np.save(folder / f"{name}_cuts.npy", part.cuts)
-        np.save(folder / f"{name}_ends.npy", part.ends)
-
-
-def _part(users: np.ndarray, cuts: np.ndarray, ends: np.ndarray, chosen: np.ndarray) -> Part:
-    return Part(users[chosen], cuts[chosen], ends[chosen])
-
-
 def _last_fifth(sequences: Sequences, users: np.ndarray) -> Part:
     starts, lengths = sequences.offsets[users], sequences.lengths[users]
     cuts = starts + 4 * lengths // 5
-    return _part(users, cuts, starts + lengths, lengths >= 2)
+    return Part(users, cuts, starts + lengths).where(lengths >= 2)
 
 
 def _moment(times: ArrayReader | np.ndarray, share: float) -> int:

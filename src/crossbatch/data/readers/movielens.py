@@ -28,23 +28,14 @@ GENRES = (
 
 
 class Edition(NamedTuple):
-    """How one edition is laid out.
-
-    Attributes:
-        ratings: File of the log.
-        separator: Between its fields.
-        header: Columns of the log; empty if the first line names them.
-        movies: File of the items, its separator and columns.
-        users: File of the users, its separator and columns; empty if there is none.
-        age: Kind of the users' age.
-    """
+    """How one edition is laid out: its files, their separators and columns."""
 
     ratings: str
     separator: str
-    header: tuple[str, ...]
+    header: tuple[str, ...]  # empty if the first line names the columns
     movies: tuple[str, str, tuple[str, ...]]
     users: tuple[str, str, tuple[str, ...]] | None
-    age: str = "numeric"
+    age: str = "numeric"  # kind of the users' age
 
 
 EDITIONS = {
@@ -88,14 +79,11 @@ def open_source(path: Path, options: ReadOptions) -> Source:
         item_table=lambda _keys, _tally: _movies(path, edition, members),
         user_table=(lambda _keys, _tally: _users(path, edition, members)) if users else None,
         item_columns=ITEM_COLUMNS,
-        user_columns=(
-            Column("gender", "categorical"),
-            Column("age", edition.age),
-            Column("occupation", "categorical"),
-            Column("zip", "categorical"),
-        )
-        if users
-        else (),
+        user_columns=tuple(
+            Column(name, edition.age if name == "age" else "categorical")
+            for name in ("gender", "age", "occupation", "zip")
+            if users
+        ),
         title="title",
     )
 
@@ -114,11 +102,8 @@ def _find(path: Path) -> tuple[Edition, dict[str, str]] | None:
     else:
         return None
     for edition in EDITIONS.values():
-        wanted = [
-            edition.ratings,
-            edition.movies[0],
-            *([edition.users[0]] if edition.users else []),
-        ]
+        tables = (edition.movies, edition.users)
+        wanted = [edition.ratings, *(table[0] for table in tables if table)]
         if all(name in names for name in wanted):
             return edition, {name: names[name] for name in wanted}
     return None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-BLOCK_BYTES = 1 << 24
+BLOCK_BYTES, FIRST_BYTES = 1 << 24, 1 << 20
 MAX_LINE_BYTES = 1 << 26
 # Text is compressed to a tenth, a very regular log to a hundredth of its size.
 MAX_RATIO, ALWAYS_ALLOWED = 250, 1 << 28
@@ -39,7 +39,7 @@ def line_blocks(path: Path) -> Iterator[bytes]:
     Raises:
         DataError: If the file is missing, or its compression is broken or cut short.
     """
-    blocks = _line_blocks(path)
+    blocks = _line_blocks(path, BLOCK_BYTES)
     with ThreadPoolExecutor(max_workers=1) as pool:
         coming = pool.submit(next, blocks, None)
         while (block := coming.result()) is not None:
@@ -49,30 +49,26 @@ def line_blocks(path: Path) -> Iterator[bytes]:
 
 def first_line(path: Path) -> str:
     """Return the first line that is not blank, without its end; empty if there is none."""
-    with open_binary(path) as file:
-        try:
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                if len(line) > MAX_LINE_BYTES:
-                    raise _too_long(path)
-                if line.strip():
-                    return line.decode("utf-8-sig").rstrip("\r\n")
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise _broken(path, error) from error
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path.name} is not UTF-8 text ({error.reason} in its first line): convert it"
-            ) from error
-    return ""
+    lines = (line for block in _line_blocks(path, FIRST_BYTES) for line in block.split(b"\n"))
+    try:
+        return next((line for line in lines if line.strip()), b"").decode("utf-8-sig").rstrip("\r")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path.name} is not UTF-8 text ({error.reason} in its first line): convert it"
+        ) from error
 
 
-def _line_blocks(path: Path) -> Iterator[bytes]:
+def _line_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
     with open_binary(path) as file:
         rest, total, size = b"", 0, path.stat().st_size
         while True:
             try:
-                data = file.read(BLOCK_BYTES)
+                data = file.read(block_bytes)
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise _broken(path, error) from error
+                raise DataError(
+                    f"{path.name} is damaged or cut short ({error}): fetch the file again, "
+                    "`gzip -t` tells whether it is whole"
+                ) from error
             if not data:
                 break
             total += len(data)
@@ -81,7 +77,8 @@ def _line_blocks(path: Path) -> Iterator[bytes]:
             cut = data.rfind(b"\n") + 1
             rest = data[cut:]
             if len(rest) > MAX_LINE_BYTES:
-                raise _too_long(path)
+                longest = f"{MAX_LINE_BYTES >> 20} MB"
+                raise DataError(f"{path.name} has a line of more than {longest}: is it text?")
             if cut:
                 yield data[:cut]
         if rest:
@@ -95,14 +92,3 @@ def check_ratio(name: str, unpacked: int, packed: int) -> None:
             f"{name} unpacks to more than {MAX_RATIO} times its size, like a bomb: if it is "
             "sound, unpack it yourself and pass the result"
         )
-
-
-def _too_long(path: Path) -> DataError:
-    return DataError(f"{path.name} has a line of more than {MAX_LINE_BYTES >> 20} MB: is it text?")
-
-
-def _broken(path: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{path.name} is damaged or cut short ({error}): fetch the file again, "
-        "`gzip -t` tells whether it is whole"
-    )

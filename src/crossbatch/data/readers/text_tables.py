@@ -140,7 +140,9 @@ def read_json_lines(path: Path, columns: Mapping[str, str], tally: Tally) -> Ite
     require_names(path, columns.values(), first, "field")
     # ids are strings even where they look like numbers: 7 and "7" are one user
     schema = {
-        theirs: pl.String if ours in ("user", "item") else _kind(first[theirs])
+        theirs: pl.Float64
+        if ours not in ("user", "item") and type(first[theirs]) in (int, float)
+        else pl.String
         for ours, theirs in columns.items()
     }
     renaming = {theirs: ours for ours, theirs in columns.items()}
@@ -156,7 +158,8 @@ def parse_block(
         return pl.read_ndjson(io.BytesIO(block), schema=dict(schema))
     except pl.exceptions.PolarsError:
         rows = [row for line in block.splitlines() if (row := _parse(line, tally)) is not None]
-        columns = {name: [_text(row.get(name)) for row in rows] for name in schema}
+        values = {name: [row.get(name) for row in rows] for name in schema}
+        columns = {n: [None if v is None else str(v) for v in each] for n, each in values.items()}
         frame = pl.DataFrame(columns, schema=dict.fromkeys(schema, pl.String))
         return frame.select(pl.col(name).cast(kind, strict=False) for name, kind in schema.items())
 
@@ -187,13 +190,3 @@ def _parse(line: bytes, tally: Tally) -> dict[str, Any] | None:
         reason = "line is not JSON"
     tally.unreadable(reason, repr(line))
     return None
-
-
-def _kind(value: object) -> type[pl.DataType]:
-    return (
-        pl.Float64 if isinstance(value, (int, float)) and not isinstance(value, bool) else pl.String
-    )
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)

@@ -36,20 +36,16 @@ _ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z",
 _VOWELS = ("a", "e", "i", "o", "u", "ai", "eo", "ia")
 
 
+PLACE = pl.int_range(pl.len(), dtype=pl.Int64).over("group")
+
+
 class Catalogue(NamedTuple):
-    """Items in the order of their topics.
+    """Items in the order of their topics."""
 
-    Attributes:
-        topics: Topic of each item.  Shape `[I]`, int64.
-        bounds: Running sum of the items' interactions; ends at their number.  Shape `[I]`, int64.
-        topic_starts: Interactions of all topics before each topic.  Shape `[num_topics + 1]`.
-        keys: Numbers of the items in the log, in random order.  Shape `[I]`, int64.
-    """
-
-    topics: np.ndarray
-    bounds: np.ndarray
-    topic_starts: np.ndarray
-    keys: np.ndarray
+    topics: np.ndarray  # [I] int64, topic of each item
+    bounds: np.ndarray  # [I] int64, running sum of the items' interactions; ends at their number
+    topic_starts: np.ndarray  # [num_topics + 1], interactions of all topics before each topic
+    keys: np.ndarray  # [I] int64, numbers of the items in the log, in random order
 
 
 def make_catalogue(rng: np.random.Generator, visits: np.ndarray, num_items: int) -> Catalogue:
@@ -100,17 +96,13 @@ def item_table(catalogue: Catalogue, rng: np.random.Generator) -> pl.DataFrame:
         "category_word": category_words[4 * categories + pick[2] % 4],
         "noun": np.array(NOUNS)[pick[3] % len(NOUNS)],
     }
-    price = np.round(
-        np.exp(2.0 + 0.25 * (categories % 5) + 0.4 * rng.standard_normal(num_items)), 2
-    )
+    price = np.exp(2.0 + 0.25 * (categories % 5) + 0.4 * rng.standard_normal(num_items))
+    price = np.where(pick[4] % 20 == 0, np.nan, np.round(price, 2))  # one in twenty is missing
     frame = pl.DataFrame({"key": item_keys(catalogue.keys), "category": names[categories], **words})
     title = pl.format("{} {} and the {} {}", *(pl.col(name).str.to_titlecase() for name in words))
     tags = pl.concat_list(pl.col("category").str.to_lowercase(), "topic", "noun")
-    frame = frame.with_columns(title.alias("title"), tags.alias("tags"), pl.Series("price", price))
-    unpriced = pl.Series(pick[4] % 20 == 0)  # one price in twenty is missing
-    return frame.with_columns(
-        pl.when(unpriced).then(None).otherwise(pl.col("price")).alias("price")
-    ).select("key", "title", "category", "tags", "price")
+    prices = pl.Series("price", price, nan_to_null=True)
+    return frame.select("key", title.alias("title"), "category", tags.alias("tags"), prices)
 
 
 def item_keys(numbers: np.ndarray) -> pl.Series:
@@ -167,13 +159,7 @@ def _feistel(numbers: np.ndarray, half: np.ndarray, keys: np.ndarray) -> np.ndar
 
 def places_in_group(groups: np.ndarray) -> np.ndarray:
     """Return how many equal values come before each.  Shape `[n]`, int64."""
-    order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
-    first = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
-    sizes = np.diff(np.append(first, len(groups)))
-    places = np.empty(len(groups), dtype=np.int64)
-    places[order] = np.arange(len(groups)) - np.repeat(first, sizes)
-    return places
+    return pl.Series("group", groups).to_frame().select(PLACE).to_series().to_numpy()
 
 
 def spread_repeats(
