@@ -131,7 +131,10 @@ def _base_recipe(path: Path | None, overrides: Sequence[str]) -> Recipe:
     if path is not None:
         loaded = Recipe.load(path, list(overrides))
     else:
-        paper: dict[str, Any] = {"model": {"item_features": [], "user_features": []}}
+        paper: dict[str, Any] = {
+            "model": {"item_features": [], "user_features": []},
+            "train": {"exclude_seen": "no"},
+        }
         loaded = Recipe.from_dict(paper).changed(list(overrides))
     return loaded if loaded.train.threads else loaded.changed(["train.threads=1"])
 

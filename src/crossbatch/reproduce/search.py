@@ -23,6 +23,7 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import read_document, seal_is_broken, verify_checksums, write_file
 from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
+from crossbatch.reports.opponents import deciding_metrics
 from crossbatch.reports.variants import model_title, position
 from crossbatch.reproduce.design import (
     MODELS,
@@ -186,7 +187,7 @@ def _validation(run: Path, design: Design) -> float | None:
     verify_checksums(run)
     result, metric = read_document(path, "train the run again"), design.base.train.metric
     try:
-        return float(result["valid"][metric])
+        return float(deciding_metrics(result)[metric])
     except (KeyError, TypeError, ValueError):
         raise DataError(f"{path} has no validation {metric}: train the run again") from None
 

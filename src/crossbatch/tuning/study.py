@@ -22,6 +22,7 @@ from sqlalchemy import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.reports.opponents import deciding_metrics
 from crossbatch.training import DivergedError, fit
 from crossbatch.training.build import resolve
 from crossbatch.training.progress import Progress
@@ -157,7 +158,7 @@ def _run_trial(
     overrides = _draw(study, trial, space, recipe.train.seed)
     trial.set_user_attr("overrides", overrides)
     path, metric = _trial_path(out, trial.number), recipe.train.metric
-    tracker = PruningTracker(trial, metric, set(study.trials[trial.number].intermediate_values))
+    tracker = PruningTracker(trial, set(study.trials[trial.number].intermediate_values))
     try:
         result = fit(
             dataset,
@@ -176,7 +177,7 @@ def _run_trial(
         study.tell(trial, state=TrialState.FAIL)
         raise
     else:
-        study.tell(trial, result["valid"][metric])
+        study.tell(trial, deciding_metrics(result)[metric])
     finally:
         progress.stop()
     _drop_weights(study, out)
@@ -198,19 +199,18 @@ class PruningTracker:
 
     Args:
         trial: The trial.
-        metric: Metric to report.
         reported: Steps that were reported before a kill.
     """
 
-    def __init__(self, trial: optuna.Trial, metric: str, reported: set[int]) -> None:
-        self._trial, self._metric, self._reported = trial, metric, reported
+    def __init__(self, trial: optuna.Trial, reported: set[int]) -> None:
+        self._trial, self._reported = trial, reported
 
     def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
         """Report an evaluation; raises `optuna.TrialPruned` to end the training."""
         if event != "eval":
             return
         if step not in self._reported:
-            self._trial.report(fields["metrics"][self._metric], step)
+            self._trial.report(fields["value"], step)
         if self._trial.should_prune():
             raise optuna.TrialPruned
 
