@@ -111,6 +111,8 @@ class TrainConfig:
         patience: Evaluations without improvement before stopping.
         patience_from_warmup: Whether misses count only after the sampler's warm-up.
         metric: Validation metric that selects the best model.
+        exclude_seen: Whether that metric leaves out items that the user has had: `"yes"`, `"no"`,
+            or `"auto"` for yes where less than 1 % of the validation targets repeat such an item.
         seed: Seed of initialisation, batches and sampling.
         log_every: Batches between journal lines with diagnostics.
         keep_checkpoints: Newest checkpoints kept for `--resume`.
@@ -137,6 +139,7 @@ class TrainConfig:
     patience: int = 20
     patience_from_warmup: bool = True
     metric: str = "recall@50"
+    exclude_seen: str = "auto"
     seed: int = 0
     log_every: int = 100
     keep_checkpoints: int = 2
@@ -161,6 +164,7 @@ class TrainConfig:
                 f"got {self.eval_every}"
             )
         _one_of("train.sample_by", self.sample_by, ("user", "interaction"))
+        _one_of("train.exclude_seen", self.exclude_seen, ("auto", "yes", "no"))
         _one_of("train.schedule", self.schedule, ("constant", "cosine", "exponential"))
         _one_of("train.adam", self.adam, ("dense", "lazy"))
         _one_of("train.tables", self.tables, ("adam", "adagrad", "sharded"))

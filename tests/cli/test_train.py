@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,25 @@ def test_evaluate_shows_model_and_baselines(crossbatch, workplace, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     done = crossbatch("evaluate", "run", cwd=workplace)
     assert done.returncode == 0, done.stderr
-    for word in ("popularity", "item_knn", "youtube_dnn", "cross_batch", "R@50"):
+    for word in ("popularity", "item_knn", "rp3beta", "ease", "youtube_dnn", "cross_batch", "R@50"):
         assert word in done.stdout
+    for word in ("as in the paper", "without items that the user has had", "alpha", "Fit, CPU s"):
+        assert word in done.stdout
+    assert "run reached" in done.stdout or "run did not reach" in done.stdout
+    assert ("crossbatch[baselines]" in done.stderr) is (find_spec("implicit") is None)
+
+
+def test_evaluate_takes_the_baselines_that_are_named(crossbatch, workplace):
+    done = crossbatch("evaluate", "run", "--json", "--baselines", "popularity", cwd=workplace)
+    table = json.loads(done.stdout)
+    assert list(table) == ["popularity", "run"]
+    assert {"settings", "value", "fit_cpu_seconds"} <= table["popularity"].keys()
+    assert list(json.loads(crossbatch(
+        "evaluate", "run", "--json", "--baselines", "none", cwd=workplace
+    ).stdout)) == ["run"]  # fmt: skip
+    done = crossbatch("evaluate", "run", "--baselines", "popularity,luck", cwd=workplace)
+    assert done.returncode == 2
+    assert "popularity, item_knn, rp3beta, ease, als, got 'luck'" in done.stderr
 
 
 def test_evaluate_as_json_repeats_the_result(crossbatch, workplace):
@@ -63,6 +81,8 @@ def test_evaluate_as_json_repeats_the_result(crossbatch, workplace):
     result = json.loads((workplace / "run" / "result.json").read_text())
     assert list(table) == ["run"]
     assert table["run"]["metrics"]["recall@50"] == pytest.approx(result["test"]["recall@50"])
+    unseen = table["run"]["unseen"]["metrics"]
+    assert unseen["recall@50"] == pytest.approx(result["test_unseen"]["recall@50"])
 
 
 def test_recommend_for_a_history_and_for_a_test_user(crossbatch, workplace):

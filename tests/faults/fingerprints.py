@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 TIMES = ("seconds_per_1000_steps", "cpu_seconds_per_1000_steps", "convergence_minutes")
 DATED = ("bundle.json", "README.md", "metrics.json")  # the day, and how fast the machine was
-MEASURED = ("loss", "diagnostics", "metrics", "split", "users", "reason")
+MEASURED = ("loss", "diagnostics", "metrics", "unseen", "value", "split", "users", "reason")
 
 
 def files(folder: Path) -> dict[str, bytes]:

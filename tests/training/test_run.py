@@ -69,14 +69,56 @@ def test_per_user_files_give_the_reported_means(finished):
     assert float(np.nanmean(values)) == pytest.approx(result["test"]["recall@50"], abs=1e-6)
 
 
+@pytest.mark.parametrize(("protocol", "entry", "valid"), [
+    ("no", "metrics", "valid"), ("yes", "unseen", "valid_unseen"),
+])  # fmt: skip
+def test_the_best_model_is_chosen_by_the_protocol_of_the_recipe(
+    dataset, tmp_path, protocol, entry, valid
+):
+    changes = [f"train.exclude_seen={protocol}", "train.eval_every=5", "train.metric=ndcg@20"]
+    result = fit(dataset, RECIPE.changed(changes), tmp_path / "run")
+    evaluations = journal(tmp_path / "run", "eval")
+    assert [each["value"] for each in evaluations] == [
+        each[entry]["ndcg@20"] for each in evaluations
+    ]
+    best = max(evaluations, key=lambda each: each[entry]["ndcg@20"])
+    assert result["best_step"] == best["step"]
+    assert result[valid]["ndcg@20"] == pytest.approx(best["value"])
+    assert result["metric"]["name"] == "ndcg@20"
+    assert result["metric"]["exclude_seen"] is (protocol == "yes")
+
+
+def test_a_result_has_both_protocols(finished, dataset):
+    out, _, result = finished
+    towers = open_run(out).towers
+    for split in ("valid", "test"):
+        batches = list(dataset.eval_batches(split))
+        found = evaluate(towers, batches, item_counts=dataset.item_counts, exclude_history=True)
+        assert result[f"{split}_unseen"]["ndcg@50"] == pytest.approx(found.means()["ndcg@50"])
+        assert result[f"{split}_unseen"]["ndcg@50"] != result[split]["ndcg@50"]
+    low, high = result["test_unseen_ci"]["recall@50"]
+    assert low <= result["test_unseen"]["recall@50"] <= high
+    values = np.load(out / "per_user" / "test_unseen_recall@50.npy")
+    assert float(np.nanmean(values)) == pytest.approx(result["test_unseen"]["recall@50"], abs=1e-6)
+    assert "recall@50" in result["baselines"]["popularity"]["test_unseen"]
+
+
+def test_evaluations_say_how_much_processor_time_training_took(finished):
+    out, _, result = finished
+    seconds = [entry["cpu_seconds"] for entry in journal(out, "eval")]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0
+    assert seconds[-1] == pytest.approx(result["cpu_seconds_per_1000_steps"] * 60 / 1000, abs=1e-3)
+
+
 def test_restored_best_gives_the_best_metric(finished):
     """Pitfall 31: a shallow copy of the best weights keeps training."""
     out, _, result = finished
     evaluations = journal(out, "eval")
-    best = max(evaluations, key=lambda entry: entry["metrics"]["recall@50"])
+    best = max(evaluations, key=lambda entry: entry["value"])
     assert result["best_step"] == best["step"]
     assert result["valid"]["recall@50"] == pytest.approx(best["metrics"]["recall@50"])
-    again = evaluate_runs([out], "valid", baselines=False)[str(out)]["metrics"]
+    again = evaluate_runs([out], "valid")[str(out)]["metrics"]
     assert again["recall@50"] == pytest.approx(best["metrics"]["recall@50"])
 
 
@@ -281,10 +323,15 @@ def test_open_run_refuses_what_is_none(tmp_path, dataset, finished):
         open_run(broken)
 
 
-def test_baselines_stand_beside_the_model(finished):
-    table = evaluate_runs([finished[0]], "test")
-    assert list(table) == ["popularity", "item_knn", str(finished[0])]
-    assert all("recall@50" in entry["metrics"] for entry in table.values())
+def test_evaluating_a_run_repeats_its_result(finished):
+    out, _, result = finished
+    (entry,) = evaluate_runs([out], "test").values()
+    assert entry["metrics"]["recall@50"] == pytest.approx(result["test"]["recall@50"])
+    assert entry["unseen"]["metrics"]["recall@50"] == pytest.approx(
+        result["test_unseen"]["recall@50"]
+    )
+    assert (entry["model"], entry["sampler"]) == ("youtube_dnn", "cross_batch")
+    assert entry["metric"] == result["metric"]
 
 
 def test_a_run_of_an_earlier_version_lacks_keys_whose_defaults_held(recipe, dataset):

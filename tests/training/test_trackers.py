@@ -14,6 +14,15 @@ def test_scalars_are_the_numbers_of_a_line():
     assert scalars("train", FIELDS) == {"train/loss": 1.5, "train/hardness": 0.25}
 
 
+def test_the_two_protocols_of_an_evaluation_have_names_of_their_own():
+    fields = {"metrics": {"recall@50": 0.1}, "unseen": {"recall@50": 0.2}, "value": 0.2}
+    assert scalars("eval", fields) == {
+        "eval/recall@50": 0.1,
+        "eval/unseen_recall@50": 0.2,
+        "eval/value": 0.2,
+    }
+
+
 def test_tensorboard_can_read_what_a_run_wrote(dataset, recipe, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -141,7 +141,7 @@ def _base_recipe(path: Path | None, overrides: Sequence[str]) -> Recipe:
     else:
         paper: dict[str, Any] = {
             "model": {"item_features": [], "user_features": []},
-            "train": {"min_history": 4},
+            "train": {"min_history": 4, "exclude_seen": "no"},
         }
         loaded = Recipe.from_dict(paper).changed(list(overrides))
     return loaded if loaded.train.threads else loaded.changed(["train.threads=1"])

@@ -17,10 +17,13 @@ from crossbatch.cli.terminal import (
     MovedData,
     Overrides,
     Quiet,
+    progress_bars,
 )
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import optuna
 
 
@@ -73,50 +76,70 @@ def train(
             for tracker in trackers:
                 tracker.close()
     if not silent:
-        test = result["test"]
+        test, unseen = result["test"], result.get("test_unseen", {})
         typer.echo(
             f"{result['model']} with {result['sampler']} negatives, best at step "
             f"{result['best_step']} of {result['steps']}: "
             f"test recall@50 {100 * test['recall@50']:.2f} %, "
-            f"NDCG@50 {100 * test['ndcg@50']:.2f} %  ->  {out}"
+            f"NDCG@50 {100 * test['ndcg@50']:.2f} %; without seen items "
+            f"{_percent(unseen.get('recall@50'))} and {_percent(unseen.get('ndcg@50'))}  ->  {out}"
         )
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"
 
 
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     split: Annotated[str, typer.Option(help="valid or test.")] = "test",
     data: MovedData = None,
-    exclude_history: Annotated[
-        bool, typer.Option(help="Do not recommend items of the history.")
+    baselines: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,…|all|none",
+            help="Baselines to tune and compare with: popularity, item_knn, rp3beta, ease, als.",
+        ),
+    ] = "all",
+    no_baselines: Annotated[
+        bool, typer.Option("--no-baselines", help="The same as --baselines none.")
     ] = False,
-    baselines: Annotated[bool, typer.Option(help="Also evaluate popularity and item-kNN.")] = True,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Rank the whole catalogue for every user of a split, and compare with simple baselines.
+    """Rank the whole catalogue for every user of a split, and compare with tuned baselines.
 
-    Example: crossbatch evaluate runs/first --split test
+    Every metric is measured twice: with all items, as in the paper, and without the items that the
+    user has had. Baselines are tuned on validation users; RUN/baselines.json keeps what was found.
+
+    Example: crossbatch evaluate runs/first --split test --baselines rp3beta,als
     """
     import json
 
+    from crossbatch.evaluation.baselines import BASELINES, check_names
+    from crossbatch.evaluation.opponents import measure_opponents
     from crossbatch.evaluation.runs import evaluate_runs
     from crossbatch.training.distributed.start import joined
 
+    chosen = "none" if no_baselines else baselines
+    known = {"all": tuple(BASELINES), "none": ()}
+    names = known.get(chosen, tuple(name.strip() for name in chosen.split(",")))
+    check_names(names)
     with joined() as ranks:
-        table = evaluate_runs(
-            runs,
-            split,
-            data=data,
-            exclude_history=exclude_history,
-            baselines=baselines,
-            ranks=ranks,
-        )
+        measured = evaluate_runs(runs, split, data=data, ranks=ranks)
     if ranks is not None and not ranks.first:
         return
+    notes: list[str] = []
+    with progress_bars(quiet=quiet) as report:
+        found = measure_opponents(
+            runs, split, names=names, data=data, say=notes.append, on_fit=report
+        )
     if as_json:
-        typer.echo(json.dumps(table, indent=1))
+        typer.echo(json.dumps(found | measured, indent=1))
     elif not quiet:
-        _print_table(table, split)
+        _print_evaluation(found, measured, split)
+    for note in () if quiet else notes:
+        typer.echo(f"crossbatch: {note}", err=True)
 
 
 def tune(
@@ -180,29 +203,63 @@ COLUMNS = {
 }
 
 
-def _print_table(table: dict[str, dict[str, Any]], split: str) -> None:
+def _print_evaluation(
+    baselines: dict[str, dict[str, Any]], runs: dict[str, dict[str, Any]], split: str
+) -> None:
+    """Print a table a protocol, the baselines' settings and costs, and the time to quality."""
+    from crossbatch.reports import opponents
+    from crossbatch.reports.runs import read_run
+
+    table = baselines | runs
+    unseen = {name: entry | entry["unseen"] for name, entry in table.items() if "unseen" in entry}
+    _print_table(table, f"{split}: all items may be recommended, as in the paper")
+    if unseen:
+        _print_table(unseen, f"{split}: without items that the user has had (unseen)", CAPTION)
+    rivals = opponents.opponents(baselines)
+    if not rivals:
+        return
+    about = next(iter(runs.values()))["metric"]
+    deciding = opponents.deciding_name(about)
+    _print_rows(opponents.HEADS, [each.texts for each in rivals], f"Baselines, {deciding}")
+    for path in runs:
+        run = read_run(Path(path))
+        beside = opponents.opponents(run.opponents.get("baselines", {}))
+        sentence = opponents.time_to_quality(path, run.journal, beside)
+        if sentence:
+            typer.echo(f"{deciding}: {sentence}")
+
+
+CAPTION = (
+    "R recall, HR hit rate; the paper's NDCG is ComiRec's, NDCG the textbook one; "
+    "cold: items that training never saw"
+)
+
+
+def _print_table(table: dict[str, dict[str, Any]], title: str, caption: str = "") -> None:
+    shown = [c for c in COLUMNS if any(c in entry["intervals"] for entry in table.values())]
+    lines = []
+    for name, entry in table.items():
+        line = [f"{entry['model']}\n{entry['sampler']}" if "model" in entry else name]
+        for column in shown:
+            low, high = entry["intervals"][column]
+            line.append(f"{100 * entry['metrics'][column]:.1f} ±{50 * (high - low):.1f}")
+        lines.append(line)
+    heads = ["", *(COLUMNS[column] for column in shown)]
+    _print_rows(heads, lines, f"{title}; percent ± half a 95 % interval over users", caption)
+
+
+def _print_rows(
+    heads: Sequence[str], lines: Sequence[Sequence[str]], title: str, caption: str = ""
+) -> None:
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
-    shown = [c for c in COLUMNS if any(c in entry["intervals"] for entry in table.values())]
-    view = Table(
-        box=SIMPLE,
-        padding=(0, 1, 0, 0),
-        title=f"{split}, percent ± half a 95 % interval over users",
-        caption="R recall, HR hit rate; the paper's NDCG is ComiRec's, NDCG the textbook one; "
-        "cold: items that training never saw",
-    )
-    view.add_column("", no_wrap=True)
-    for column in shown:
-        view.add_column(COLUMNS[column], justify="right")
-    for name, entry in table.items():
-        cells = []
-        for column in shown:
-            low, high = entry["intervals"][column]
-            cells.append(f"{100 * entry['metrics'][column]:.1f} ±{50 * (high - low):.1f}")
-        label = f"{entry['model']}\n{entry['sampler']}" if "model" in entry else name
-        view.add_row(label, *cells)
+    view = Table(box=SIMPLE, padding=(0, 1, 0, 0), title=title, caption=caption)
+    for place, head in enumerate(heads):
+        view.add_column(head, justify="right" if place else "left", no_wrap=not place)
+    for line in lines:
+        view.add_row(*line)
     Console().print(view)
 
 

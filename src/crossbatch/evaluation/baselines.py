@@ -19,12 +19,12 @@ from torch import Tensor
 from crossbatch.errors import ConfigError
 from crossbatch.evaluation import als as als_model
 from crossbatch.evaluation import ease as ease_model
-from crossbatch.evaluation.evaluator import EvalBatch, evaluate_recommender
+from crossbatch.evaluation.evaluator import evaluate_recommender
 from crossbatch.evaluation.neighbours import Ints, nearest_items
 from crossbatch.evaluation.popularity import Popularity
 from crossbatch.evaluation.recommenders import Recommender, UserBatch
 from crossbatch.evaluation.result import Evaluation
-from crossbatch.evaluation.seen import Seen, first_kept
+from crossbatch.evaluation.seen import EvalBatch, Seen, first_kept
 from crossbatch.retrieval import ExactIndex
 
 # EASE inverts a dense matrix: N² · 4 bytes, twice, are 1.8 GB and N³ steps a minute at this size.
@@ -225,15 +225,21 @@ def find_baseline(name: str, dataset: TrainingData) -> Baseline:
     """Return a baseline by its name.
 
     Raises:
-        ValueError: If there is none of that name.
-        ConfigError: If it cannot be had for this dataset or on this machine.
+        ConfigError: If there is none of that name, or it cannot be had for this dataset or on this
+            machine.
     """
-    if name not in BASELINES:
-        raise ValueError(f"names must be among {', '.join(BASELINES)}, got {name!r}")
+    check_names([name])
     obstacle = BASELINES[name].obstacle(dataset)
     if obstacle:
         raise ConfigError(obstacle)
     return BASELINES[name]
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise `ConfigError` for a name that is none of a baseline."""
+    for name in names:
+        if name not in BASELINES:
+            raise ConfigError(f"baselines must be among {', '.join(BASELINES)}, got {name!r}")
 
 
 def first_distinct(candidates: Tensor, k: int, exclude: Tensor | None = None) -> Tensor:

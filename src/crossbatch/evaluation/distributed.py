@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.evaluation import Evaluation
-    from crossbatch.evaluation.evaluator import EvalBatch
     from crossbatch.evaluation.recommenders import ItemEncoder, Recommender, Towers, UserBatch
+    from crossbatch.evaluation.seen import EvalBatch
     from crossbatch.queries import Queries
     from crossbatch.training.distributed.ranks import Ranks
 

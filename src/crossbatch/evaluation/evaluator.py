@@ -7,7 +7,6 @@ No candidate sampling and no in-batch metric: each target competes with the whol
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 import numpy.typing as npt
 import torch
@@ -19,27 +18,12 @@ from crossbatch.evaluation.popularity import BANDS, Popularity
 from crossbatch.evaluation.recommenders import (
     Recommender,
     Towers,
-    UserBatch,
     evaluation_mode,
     model_recommender,
 )
 from crossbatch.evaluation.result import CorpusTally, Evaluation
-from crossbatch.evaluation.seen import Seen, drop_seen, unseen_lists
+from crossbatch.evaluation.seen import EvalBatch, Seen, drop_seen, unseen_lists
 from crossbatch.retrieval import ExactIndex, Index
-
-
-class EvalBatch(UserBatch, Protocol):
-    """Users with their held-out items; `crossbatch.data.EvalBatch` is one."""
-
-    @property
-    def target_ids(self) -> Tensor:
-        """`[T]` held-out items of all users of the batch, one user after another."""
-        ...
-
-    @property
-    def target_offsets(self) -> Tensor:
-        """`[B + 1]` where each user's targets start and end."""
-        ...
 
 
 def evaluate(

@@ -1,24 +1,25 @@
-"""Evaluation of runs: what training calls, and the table of `crossbatch evaluate`.
+"""Evaluation of runs: what training calls, and the models of `crossbatch evaluate`.
 
 evaluator = RunEvaluator(dataset, recipe)
 evaluator.validate(model).means()["recall@50"]
-evaluate_runs([Path("runs/first")], "test")
+evaluate_runs([Path("runs/first")], "test")["runs/first"]["unseen"]["metrics"]
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
 from crossbatch.errors import ConfigError
-from crossbatch.evaluation.baselines import BASELINES, evaluate_baselines
+from crossbatch.evaluation.baselines import evaluate_baselines
 from crossbatch.evaluation.distributed import evaluate_together
 from crossbatch.evaluation.evaluator import evaluate
 from crossbatch.evaluation.recommenders import encode_items, evaluation_mode
+from crossbatch.evaluation.seen import repeat_share
 from crossbatch.files import write_document
 from crossbatch.retrieval import ExactIndex
 from crossbatch.training.build import pick_device
@@ -38,7 +39,11 @@ PAPER_METRICS = ("recall", "hit_rate", "ndcg", "ndcg_comirec")
 NUM_EXAMPLES, NUM_RECOMMENDED, NUM_SHOWN = 5, 10, 8  # users, and items of each
 
 
-@dataclass(frozen=True, slots=True)
+# Below this share of repeats among the validation targets, "auto" leaves seen items out.
+FEW_REPEATS = 0.01
+
+
+@dataclass(frozen=True)
 class RunEvaluator:
     """Full-corpus evaluation of a run's towers as they are; an `Evaluator` for `train_run`.
 
@@ -63,16 +68,37 @@ class RunEvaluator:
                 f"recall@50, got {metric!r}"
             )
 
-    def evaluate(
-        self, model: object, split: str, *, max_users: int | None = None, seen: bool = True
-    ) -> Evaluation:
+    @cached_property
+    def repeat_share(self) -> float:
+        """Share of the validation targets that their user has had before."""
+        return repeat_share(self.dataset.eval_batches("valid", batch_size=8192, history_length=1))
+
+    @property
+    def exclude_seen(self) -> bool:
+        """Whether the metric that chooses the best model leaves out what a user has had."""
+        wanted = self.recipe.train.exclude_seen
+        if wanted == "yes" and self.repeat_share == 1:
+            raise ConfigError(
+                'train.exclude_seen="yes" leaves nothing to find: every validation target repeats '
+                'an item that its user has had; set it to "no"'
+            )
+        return wanted == "yes" or (wanted == "auto" and self.repeat_share < FEW_REPEATS)
+
+    def decision(self) -> dict[str, Any]:
+        """What chooses the best model: metric, protocol, and the share that "auto" looks at."""
+        return {
+            "name": self.recipe.train.metric,
+            "exclude_seen": self.exclude_seen,
+            "repeat_share": self.repeat_share,
+        }
+
+    def evaluate(self, model: object, split: str, *, max_users: int | None = None) -> Evaluation:
         """Metrics on "valid" or "test".
 
         Args:
             model: Towers.
             split: Which users.
             max_users: How many of them, always the same ones; None for all.
-            seen: Whether items of the history may be recommended.
         """
         measure = evaluate if self.ranks is None else partial(evaluate_together, self.ranks)
         length = self.recipe.train.history_length
@@ -80,7 +106,6 @@ class RunEvaluator:
             cast("Any", model),
             self.dataset.eval_batches(split, history_length=length, max_users=max_users),
             item_counts=np.array(self.dataset.item_counts),
-            exclude_history=not seen,
             device=pick_device(self.recipe.train.device),
         )
 
@@ -98,17 +123,16 @@ class RunEvaluator:
         test = self.evaluate(model, "test")
         if folder is not None:
             (folder / "per_user").mkdir(exist_ok=True)
-            for name, values in test.per_user.items():
-                if in_paper(name):
-                    path = folder / "per_user" / f"test_{name}.npy"
-                    np.save(path, values.astype(np.float32))
-        intervals = test.intervals()
+            for start, found in (("test", test), ("test_unseen", test.unseen)):
+                for name, values in found.per_user.items() if found else ():
+                    if in_paper(name):
+                        path = folder / "per_user" / f"{start}_{name}.npy"
+                        np.save(path, values.astype(np.float32))
         popular = evaluate_baselines(self.dataset, "test", names=["popularity"])["popularity"]
         return {
-            "test": without_nan(test.means()),
-            "test_ci": {name: [i.low, i.high] for name, i in intervals.items() if in_paper(name)},
+            **split_entries(test, "test"),
             "num_users": test.num_users,
-            "baselines": {"popularity": {"test": without_nan(popular.means())}},
+            "baselines": {"popularity": split_entries(popular, "test", intervals=False)},
         }
 
     @torch.no_grad()
@@ -145,43 +169,42 @@ def in_paper(metric: str) -> bool:
     return metric.partition("@")[0] in PAPER_METRICS
 
 
-def evaluate_runs(
-    paths: Sequence[Path],
-    split: str,
-    *,
-    data: Path | None = None,
-    exclude_history: bool = False,
-    baselines: bool = True,
-    ranks: Ranks | None = None,
+def split_entries(
+    evaluation: Evaluation, split: str, *, intervals: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Metrics and intervals of the runs' best models and, before them, of the baselines.
+    """An evaluation as entries of `result.json`: `test`, `test_ci` and the unseen ones."""
+    entries = {}
+    for name, found in ((split, evaluation), (f"{split}_unseen", evaluation.unseen)):
+        if found is None:
+            continue
+        entries[name] = without_nan(found.means())
+        if intervals:
+            known = ((key, i) for key, i in found.intervals().items() if i.low == i.low)
+            entries[f"{name}_ci"] = {key: [i.low, i.high] for key, i in known if in_paper(key)}
+    return entries
 
-    Baselines see the dataset and the history length of the first run. Where there are several
-    `ranks`, they share the ranking of the models.
-    """
-    runs = {str(path): open_run(path, data=data) for path in paths}
-    first = next(iter(runs.values()))
-    measured = evaluate_baselines(
-        first.dataset,
-        split,
-        names=tuple(BASELINES) if baselines else (),
-        exclude_history=exclude_history,
-        history_length=first.recipe.train.history_length,
-    )
-    table = {name: _entry(evaluation) for name, evaluation in measured.items()}
-    for path, saved in runs.items():
+
+def evaluate_runs(
+    paths: Sequence[Path], split: str, *, data: Path | None = None, ranks: Ranks | None = None
+) -> dict[str, dict[str, Any]]:
+    """Metrics and intervals of the runs' best models; several `ranks` share the ranking."""
+    table = {}
+    for path in paths:
+        saved = open_run(path, data=data)
         recipe = saved.recipe.changed(["train.device=cpu"])  # where `open_run` loads the towers
         evaluator = RunEvaluator(saved.dataset, recipe, ranks)
-        entry = _entry(evaluator.evaluate(saved.towers, split, seen=not exclude_history))
         about = {"model": recipe.model.name, "sampler": recipe.sampler["name"]}
-        table[path] = entry | about
+        entry = table_entry(evaluator.evaluate(saved.towers, split))
+        table[str(path)] = entry | about | {"metric": evaluator.decision()}
     return table
 
 
-def _entry(evaluation: Evaluation) -> dict[str, Any]:
+def table_entry(evaluation: Evaluation) -> dict[str, Any]:
+    """Metrics, intervals, number of users; the same of unseen items as "unseen"."""
     intervals = {k: [i.low, i.high] for k, i in evaluation.intervals().items() if i.low == i.low}
-    return {
+    entry = {
         "metrics": without_nan(evaluation.means()),
         "intervals": intervals,
         "num_users": evaluation.num_users,
     }
+    return entry | ({"unseen": table_entry(evaluation.unseen)} if evaluation.unseen else {})

@@ -7,13 +7,28 @@ The k best unseen items are the first k unseen ones of a longer list, so that on
 protocols. The few users whose longer list holds too many seen items are searched for again.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from crossbatch.evaluation.recommenders import Recommender, UserBatch
+
+
+class EvalBatch(UserBatch, Protocol):
+    """Users with their held-out items; `crossbatch.data.EvalBatch` is one."""
+
+    @property
+    def target_ids(self) -> Tensor:
+        """`[T]` held-out items of all users of the batch, one user after another."""
+        ...
+
+    @property
+    def target_offsets(self) -> Tensor:
+        """`[B + 1]` where each user's targets start and end."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,16 @@ def drop_seen(item_ids: Tensor, offsets: Tensor, seen: Seen) -> tuple[Tensor, Te
     keep = ~seen.contains(users, item_ids)
     kept_before = torch.cat([keep.new_zeros(1, dtype=torch.long), keep.cumsum(dim=0)])
     return item_ids[keep], kept_before[offsets]
+
+
+def repeat_share(batches: Iterable[EvalBatch]) -> float:
+    """Share of the targets that their user has had before; 0 if there is no target."""
+    total = repeated = 0
+    for batch in batches:
+        left, _ = drop_seen(batch.target_ids, batch.target_offsets, Seen.of(batch))
+        total += len(batch.target_ids)
+        repeated += len(batch.target_ids) - len(left)
+    return repeated / total if total else 0.0
 
 
 def first_kept(candidates: Tensor, skip: Tensor, k: int) -> Tensor:

@@ -12,29 +12,33 @@ over seeds. A gain is the relative change of the mean over the seeds that both s
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from crossbatch.bootstrap import Floats, gain_interval, resampled_means
 from crossbatch.reports.formatting import METRIC_NAMES
-from crossbatch.reports.runs import Run, numbers
+from crossbatch.reports.opponents import BASELINE_NAMES
+from crossbatch.reports.runs import UNSEEN, Run
 from crossbatch.reports.variants import Variant, group_runs, position, reference_of
 
-TABLE_METRICS = ("recall", "ndcg_comirec", "ndcg")
-BASELINE_NAMES = {"popularity": "Popularity", "item_knn": "Item k-NN"}
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+TABLE_METRICS = ("recall", "ndcg_comirec", "ndcg", "unseen_recall", "unseen_ndcg")
 TABLE_NOTE = (
-    "Metrics in %, means over test users with the whole catalogue ranked; ± is the sample standard "
-    "deviation over seeds. Gains are relative, over the in-batch row of the same model and the "
-    "seeds both have, with a 95 % paired bootstrap interval over users and seeds."
+    "Metrics in %, means over test users with the whole catalogue ranked; (unseen) leaves out "
+    "everything that a user has had before. ± is the sample standard deviation over seeds. Gains "
+    "are relative, over the in-batch row of the same model and the seeds both have, with a 95 % "
+    "paired bootstrap interval over users and seeds."
 )
 MARKS_NOTE = "▲ and ▼ mark intervals that leave out zero. Bold: best of the column."
 # The other metrics have no better and worse, or no per-user values.
-GAIN_METRICS = ("recall", "ndcg_comirec", "ndcg", "hit_rate")
+GAIN_METRICS = ("recall", "ndcg_comirec", "ndcg", "hit_rate", "unseen_recall", "unseen_ndcg")
 
-_Users = tuple[str, int]  # data set and number of test users
+_Users = tuple[str, int, bool]  # data set, number of test users, whether seen items are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,17 +171,14 @@ def _baselines(runs: Sequence[Run], names: Mapping[str, str]) -> list[Row]:
     """Rows for what was measured beside the runs; each once per data set."""
     rows: dict[tuple[str, str], Row] = {}
     for run in runs:
-        found = run.result.get("baselines")
-        for name, values in found.items() if isinstance(found, Mapping) else ():
-            metrics = numbers(values.get("test")) if isinstance(values, Mapping) else {}
-            if metrics:
-                row = Row(
-                    model=BASELINE_NAMES.get(name, str(name)),
-                    sampler="",
-                    dataset=names[run.dataset],
-                    metrics={key: Estimate(value, None) for key, value in metrics.items()},
-                )
-                rows.setdefault((run.dataset, name), row)
+        for name, metrics in run.baselines.items():
+            row = Row(
+                model=BASELINE_NAMES.get(name, name),
+                sampler="",
+                dataset=names[run.dataset],
+                metrics={key: Estimate(value, None) for key, value in metrics.items()},
+            )
+            rows.setdefault((run.dataset, name), row)
     return list(rows.values())
 
 
@@ -247,7 +248,9 @@ def _per_user_columns(
         for metric in sorted(set(metrics) & set(run.metrics())):
             values = run.per_user(metric)
             if values is not None:
-                columns.setdefault((run.dataset, len(values)), {})[run, metric] = values
+                # Users whose targets were all seen are missing from one protocol only.
+                users = run.dataset, len(values), metric.startswith(UNSEEN)
+                columns.setdefault(users, {})[run, metric] = values
     return columns
 
 

@@ -25,6 +25,7 @@ from crossbatch.reports import formatting, plots, summary, svg
 from crossbatch.reports.comparison import MARKS_NOTE, TABLE_NOTE, Comparison, Row, compare
 from crossbatch.reports.formatting import NOTHING, metric_name
 from crossbatch.reports.journal import number
+from crossbatch.reports.opponents import HEADS, TUNED_NOTE, opponent_tables
 from crossbatch.reports.variants import Variant, differing_keys, group_runs, telling_settings
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ TERMS = {
     "NDCG@k": "textbook: gain 1 / log2(rank + 1), ideal over min(number of held-out items, k).",
     "NDCG@k (paper)": "the variant behind the paper's tables (ComiRec's): the discount follows the "
     "position in the held-out list and the ideal counts only the hits, so it exceeds recall.",
+    "(unseen)": "items that the user has had before are never recommended, and targets that repeat "
+    "one of them are dropped; without it, everything may be recommended, as in the paper.",
     "Avg. time": "training seconds per 1000 mini-batches, evaluation left out.",
     "Conv. time": "minutes until the early stop, evaluations included.",
 }
@@ -75,6 +78,9 @@ def render(runs: Sequence[Run], out: Path) -> str:
         variants=variants,
         differing=telling_settings(variants),
         shared={key: value for key, value in variants[0].options.items() if key not in differing},
+        opponent_tables=opponent_tables(runs),
+        opponent_heads=HEADS,
+        tuned_note=TUNED_NOTE,
         **_results(comparison),
         **_charts(comparison, variants),
         **_runs(runs, comparison.headline, out),

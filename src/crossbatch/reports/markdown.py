@@ -12,6 +12,7 @@ from crossbatch.files import write_file
 from crossbatch.reports import formatting, summary
 from crossbatch.reports.comparison import TABLE_NOTE, Comparison, Row, compare
 from crossbatch.reports.formatting import metric_name
+from crossbatch.reports.opponents import HEADS, TUNED_NOTE, opponent_tables
 from crossbatch.reports.variants import Variant, group_runs, telling_settings
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def render(runs: Sequence[Run]) -> str:
             _results([row for row in comparison.rows if row.dataset == dataset], comparison)
         )
     parts.append(TABLE_NOTE)
+    parts += _baselines(runs)
     parts += _settings(group_runs(runs))
     parts += ["## Runs", _runs(runs, comparison.headline)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -83,6 +85,16 @@ def _results(rows: Sequence[Row], comparison: Comparison) -> str:
         for row in rows
     ]
     return _table(heads, lines, words=2)
+
+
+def _baselines(runs: Sequence[Run]) -> list[str]:
+    tables = opponent_tables(runs)
+    parts = [TUNED_NOTE] if tables else []
+    for table in tables:
+        parts.append(f"**Tuned baselines, {literal(table.title)}**")
+        parts.append(_table(HEADS, table.rows, words=2))
+        parts.append(_bullets(literal(text) for text in table.sentences))
+    return ["## Baselines", *parts] if parts else []
 
 
 def _settings(variants: Sequence[Variant]) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from crossbatch.errors import DataError
-from crossbatch.files import read_document, verify_checksums
-from crossbatch.reports.journal import Journal, number, read_journal
+from crossbatch.files import read_document, seal_is_broken, verify_checksums
+from crossbatch.reports.formatting import METRIC_NAMES
+from crossbatch.reports.journal import Journal, follow, number, read_journal
 
 RUN_FILES = ("config.json", "journal.jsonl", "result.json")
+
+UNSEEN = "unseen_"  # before a metric in which items that the user has had are left out
 
 STOP_REASONS = {
     "patience": "converged",
@@ -43,6 +46,7 @@ class Run:
     result: Mapping[str, Any]
     examples: Sequence[Mapping[str, Any]]
     notes: tuple[str, ...]
+    opponents: Mapping[str, Any] = field(default_factory=dict)  # the content of `baselines.json`
 
     @property
     def model(self) -> str:
@@ -116,13 +120,33 @@ class Run:
         return number(self.result.get("convergence_minutes"))
 
     def metrics(self, split: str = "test") -> dict[str, float]:
-        """Final metrics of a split as fractions; empty while the run is unfinished."""
-        return numbers(self.result.get(split))
+        """Final metrics of a split as fractions; empty while the run is unfinished.
+
+        Those with seen items left out are called `unseen_recall@50` and so on.
+        """
+        return both_protocols(self.result.get(split), self.result.get(f"{split}_unseen"))
+
+    @property
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Test metrics of the baselines that were measured beside the run, by name."""
+        found = {}
+        beside, tuned = self.result.get("baselines"), self.opponents.get("baselines")
+        for name, entry in beside.items() if isinstance(beside, Mapping) else ():
+            if isinstance(entry, Mapping):
+                found[str(name)] = both_protocols(entry.get("test"), entry.get("test_unseen"))
+        for name, entry in tuned.items() if isinstance(tuned, Mapping) else ():
+            test = follow(entry, ("splits", "test", "metrics"))
+            unseen = follow(entry, ("splits", "test", "unseen", "metrics"))
+            if metrics := both_protocols(test, unseen):
+                found[str(name)] = metrics
+        return {name: metrics for name, metrics in found.items() if metrics}
 
     def interval(self, metric: str) -> tuple[float, float] | None:
         """95 % interval of a test metric over users, if the run wrote one."""
-        intervals = self.result.get("test_ci")
-        pair = intervals.get(metric) if isinstance(intervals, Mapping) else None
+        split = "test_unseen" if metric.startswith(UNSEEN) else "test"
+        intervals = self.result.get(f"{split}_ci")
+        found = intervals if isinstance(intervals, Mapping) else {}
+        pair = found.get(metric.removeprefix(UNSEEN))
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             return None
         low, high = number(pair[0]), number(pair[1])
@@ -204,8 +228,10 @@ def read_run(path: Path, name: str | None = None) -> Run:
     if not result:
         notes.append("no result yet: it has no test metrics")
     examples, more = _read_examples(path / "examples.json")
+    opponents, broken = _read_opponents(path / "baselines.json")
     name = name or path.resolve().name
-    return Run(path, name, config, journal, result, examples, (*notes, *more))
+    notes += [*more, *broken]
+    return Run(path, name, config, journal, result, examples, tuple(notes), opponents)
 
 
 def numbers(values: object) -> dict[str, float]:
@@ -214,6 +240,29 @@ def numbers(values: object) -> dict[str, float]:
         return {}
     converted = ((str(key), number(value)) for key, value in values.items())
     return {key: value for key, value in converted if value is not None}
+
+
+def both_protocols(everything: object, unseen: object) -> dict[str, float]:
+    """Metrics by key, and those in which seen items are left out with `unseen_` before the key."""
+    left_out = numbers(unseen).items()
+    kinds = {key: f"{UNSEEN}{key.partition('@')[0]}" for key, _ in left_out}
+    return numbers(everything) | {
+        f"{UNSEEN}{key}": value for key, value in left_out if kinds[key] in METRIC_NAMES
+    }
+
+
+def _read_opponents(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read the tuned baselines; a broken file gives a note, not an error."""
+    if not path.is_file():
+        return {}, []
+    remedy = "delete it and evaluate the run again"
+    try:
+        document = read_document(path, remedy)
+    except DataError as error:
+        return {}, [f"the baselines were left out: {error}"]
+    if seal_is_broken(document):
+        return {}, [f"the baselines were left out: {path.name} was changed; {remedy}"]
+    return document, []
 
 
 def _read_examples(path: Path) -> tuple[list[Mapping[str, Any]], list[str]]:

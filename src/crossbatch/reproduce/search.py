@@ -24,6 +24,7 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import read_document, seal_is_broken, write_file
 from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
+from crossbatch.reports.opponents import deciding_metrics
 from crossbatch.reports.runs import read_run
 from crossbatch.reports.variants import model_title, position
 from crossbatch.reproduce.design import (
@@ -121,7 +122,7 @@ def read_trials(design: Design, out: Path) -> list[Trial]:
             for seed in design.seeds:
                 folder = _run(design, model, strategy, setting, seed).folder
                 if (out / folder / "result.json").is_file():
-                    value = read_run(out / folder).metrics("valid").get(metric)
+                    value = deciding_metrics(read_run(out / folder).result).get(metric)
                     if value is None:
                         raise DataError(
                             f"{out / folder} has no validation {metric}: train the run again"

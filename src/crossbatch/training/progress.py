@@ -63,7 +63,7 @@ class Terminal(Progress):
             self._parts["loss"] = f"loss {fields['loss']:.2f}"
             self._parts["rate"] = f"{fields['negatives_per_second'] / 1e6:.0f} M neg/s"
         elif event == "eval":
-            value = fields["metrics"][self.metric]
+            value = fields["value"]
             self._best = max(self._best, value)
             self._parts["metric"] = f"{self.metric} {value:.3f} (best {self._best:.3f})"
         elif event == "warning":

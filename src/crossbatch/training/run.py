@@ -50,12 +50,23 @@ class Metrics(Protocol):
     def num_users(self) -> int:
         """Users that were measured."""
 
+    @property
+    def unseen(self) -> Metrics | None:
+        """The same with everything left out that a user has had."""
+
     def means(self) -> dict[str, float]:
         """Mean of each metric over the users."""
 
 
 class Evaluator(Protocol):
     """Measures a run's towers; `crossbatch.evaluation.runs.RunEvaluator` is one."""
+
+    @property
+    def exclude_seen(self) -> bool:
+        """Whether `unseen` metrics choose the best model."""
+
+    def decision(self) -> dict[str, Any]:
+        """The entry "metric" of `result.json`: what chooses the best model."""
 
     def validate(self, model: Any, max_users: int | None = None) -> Metrics:
         """Metrics on the validation users, or on the first `max_users` of them."""
@@ -238,7 +249,7 @@ class Session:
     eval_threads: int = 1
     eval_seconds: float = 0.0  # earlier sessions included
     interrupted: Callable[[], bool] = lambda: False  # whether Ctrl-C was pressed
-    _users: int = 0  # of the last evaluation
+    _measured: Metrics | None = None  # by the last evaluation
 
     def train(self) -> None:
         """Train until early stopping, the last step or Ctrl-C."""
@@ -292,21 +303,36 @@ class Session:
         self.plan.progress.step(record.step, record.loss)
 
     def evaluate(self) -> Mapping[str, float]:
-        """Validation metrics; the clock of training is stopped."""
+        """The validation metrics that decide; the clock of training is stopped."""
         self.monitor.pause()
         began = time.perf_counter()
         with using(self.eval_threads):
             max_users = self.plan.recipe.train.eval_users or None
             metrics = self.plan.evaluator.validate(self.trainer.model, max_users)
         self.eval_seconds += time.perf_counter() - began
-        self._users = metrics.num_users
-        return metrics.means()
+        self._measured = metrics
+        return self._deciding(metrics).means()
+
+    def _deciding(self, metrics: Metrics) -> Metrics:
+        unseen = metrics.unseen if self.plan.evaluator.exclude_seen else None
+        return unseen or metrics
 
     def on_eval(self, metrics: Mapping[str, float], best: bool) -> None:
         """Write what an evaluation found, keep the best model, save a checkpoint."""
         seconds = round(self.monitor.seconds + self.eval_seconds, 4)
-        about = {"seconds": seconds, "split": "valid", "users": self._users}
-        self.journal.write("eval", self.trainer.step, **about, metrics=dict(metrics))
+        measured = self._measured
+        assert measured is not None
+        about = {
+            "seconds": seconds,
+            "cpu_seconds": round(self.monitor.cpu_seconds, 4),  # of training alone
+            "split": "valid",
+            "users": measured.num_users,
+            "value": metrics[self.plan.recipe.train.metric],
+            "metrics": measured.means(),
+        }
+        if measured.unseen is not None:
+            about["unseen"] = measured.unseen.means()
+        self.journal.write("eval", self.trainer.step, **about)
         if best:
             self.folder.save_best(self.trainer, dict(metrics))
         self.save()
@@ -331,6 +357,8 @@ class Session:
         if plan.ranks is not None:
             plan.ranks.wait()  # for the first to have written the best model
         folder.load_best(trainer)
+        valid = plan.evaluator.validate(trainer.model)
+        unseen = valid.unseen.means() if valid.unseen else {}
         result = {
             "model": plan.own_model or plan.recipe.model.name,
             "sampler": plan.recipe.sampler["name"],
@@ -340,7 +368,9 @@ class Session:
             "seconds_per_1000_steps": 1000 * self.monitor.seconds / steps,
             "cpu_seconds_per_1000_steps": 1000 * self.monitor.cpu_seconds / steps,
             "convergence_minutes": (self.monitor.seconds + self.eval_seconds) / 60,
-            "valid": without_nan(plan.evaluator.validate(trainer.model).means()),
+            "metric": plan.evaluator.decision(),
+            "valid": without_nan(valid.means()),
+            "valid_unseen": without_nan(unseen),
             "num_items": plan.dataset.num_items,
         }
         if self.choice:

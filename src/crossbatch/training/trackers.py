@@ -109,9 +109,10 @@ def open_trackers(names: list[str], run: Path) -> tuple[Tracker, ...]:
 
 
 def scalars(event: str, fields: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a journal line as `event/name`."""
+    """The numbers of a journal line as `event/name`, or `event/unseen_name`."""
+    parts = {key.rpartition(".")[::2]: value for key, value in flat(fields).items()}
     return {
-        f"{event}/{key.rpartition('.')[2]}": float(value)
-        for key, value in flat(fields).items()
+        f"{event}/{'unseen_' if section == 'unseen' else ''}{name}": float(value)
+        for (section, name), value in parts.items()
         if isinstance(value, int | float) and value == value
     }

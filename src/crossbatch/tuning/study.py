@@ -26,6 +26,7 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import write_file
 from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
+from crossbatch.reports.opponents import deciding_metrics
 from crossbatch.reproduce.folder import GridFolder
 from crossbatch.reproduce.page import write_page
 from crossbatch.training import DivergedError, fit
@@ -166,7 +167,7 @@ def _run_trial(
     overrides = _draw(study, trial, space, recipe.train.seed)
     trial.set_user_attr("overrides", overrides)
     path, metric = _trial_path(out, trial.number), recipe.train.metric
-    tracker = PruningTracker(trial, metric, set(study.trials[trial.number].intermediate_values))
+    tracker = PruningTracker(trial, set(study.trials[trial.number].intermediate_values))
     try:
         result = fit(
             dataset,
@@ -185,7 +186,7 @@ def _run_trial(
         study.tell(trial, state=TrialState.FAIL)
         raise
     else:
-        study.tell(trial, result["valid"][metric])
+        study.tell(trial, deciding_metrics(result)[metric])
     finally:
         progress.stop()
     _drop_weights(study, out)
@@ -207,19 +208,18 @@ class PruningTracker:
 
     Args:
         trial: The trial.
-        metric: Metric to report.
         reported: Steps that were reported before a kill.
     """
 
-    def __init__(self, trial: optuna.Trial, metric: str, reported: set[int]) -> None:
-        self._trial, self._metric, self._reported = trial, metric, reported
+    def __init__(self, trial: optuna.Trial, reported: set[int]) -> None:
+        self._trial, self._reported = trial, reported
 
     def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
         """Report an evaluation; raises `optuna.TrialPruned` to end the training."""
         if event != "eval":
             return
         if step not in self._reported:
-            self._trial.report(fields["metrics"][self._metric], step)
+            self._trial.report(fields["value"], step)
         if self._trial.should_prune():
             raise optuna.TrialPruned
 

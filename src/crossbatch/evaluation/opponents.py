@@ -1,0 +1,178 @@
+"""The baselines beside a run: tuned on its validation users, measured by its rules, and kept.
+
+    found = measure_opponents([Path("runs/first")], "test")
+    found["rp3beta"]["settings"], found["rp3beta"]["unseen"]["metrics"]["recall@50"]
+
+`baselines.json` in the run folder keeps what was found, for the next evaluation and for reports.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from crossbatch.errors import DataError
+from crossbatch.evaluation.baselines import BASELINES, check_names
+from crossbatch.evaluation.evaluator import evaluate_recommender
+from crossbatch.evaluation.popularity import Popularity
+from crossbatch.evaluation.runs import RunEvaluator, table_entry
+from crossbatch.evaluation.tuned_baselines import MAX_USERS, tune_baseline
+from crossbatch.files import SEAL, read_document, seal_is_broken, sealed, write_document
+from crossbatch.training.run_folder import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from crossbatch.evaluation.recommenders import Recommender
+    from crossbatch.evaluation.result import Evaluation
+
+KEPT = "baselines.json"
+TUNED = ("settings", "fit_cpu_seconds", "tuning_cpu_seconds", "value")
+
+
+def measure_opponents(
+    paths: Sequence[Path],
+    split: str,
+    *,
+    names: Sequence[str] = tuple(BASELINES),
+    data: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    on_fit: Callable[[str, int, int], None] = lambda *_: None,
+) -> dict[str, dict[str, Any]]:
+    """Tune and measure baselines on the dataset of a run, with its history length and metric.
+
+    Args:
+        paths: Run folders. The first one's dataset and recipe are used; `baselines.json` is read
+            there, and written there and to the others for which the same holds.
+        split: "valid" or "test".
+        names: Which baselines.
+        data: Dataset folder, if it is not where training found it.
+        say: Gets one sentence for each baseline that cannot be had.
+        on_fit: Called with a baseline's name and the numbers of fits done and of all.
+
+    Returns:
+        For each, the entries of `table_entry`; `settings`, `fit_cpu_seconds`, `tuning_cpu_seconds`;
+        and `value`, the metric that chose the run's best model, on the users that chose it.
+    """
+    check_names(names)
+    if not names:
+        return {}
+    runs = [open_run(path, data=data) for path in paths]
+    evaluators = [RunEvaluator(saved.dataset, saved.recipe) for saved in runs]
+    rules = [_rules(evaluator) for evaluator in evaluators]
+    alike = [path / KEPT for path, own in zip(paths, rules, strict=True) if own == rules[0]]
+    evaluator, kept, found = evaluators[0], Kept(alike, rules[0]), {}
+    for name in names:
+        obstacle = BASELINES[name].obstacle(evaluator.dataset)
+        if obstacle:
+            say(obstacle)
+            continue
+        entry = kept.entry(name)
+        if split not in entry.get("splits", {}):
+            entry = _measured(name, evaluator, split, entry, partial(on_fit, name))
+            kept.add(name, entry)
+        about = {key: entry[key] for key in TUNED}
+        found[name] = entry["splits"][split] | about
+    kept.write(say)
+    return found
+
+
+def _rules(evaluator: RunEvaluator) -> dict[str, Any]:
+    """All that a baseline's settings and numbers depend on besides its grid."""
+    train = evaluator.recipe.train
+    return {
+        "dataset": evaluator.dataset.manifest["checksum"],
+        "history_length": train.history_length,
+        "metric": train.metric,
+        "exclude_seen": evaluator.exclude_seen,
+        "tuning_users": MAX_USERS,
+        "eval_users": train.eval_users,
+    }
+
+
+class Kept:
+    """`baselines.json`: what was measured by the same rules.
+
+    Args:
+        paths: The file, and further ones that get the same content. What the first one holds by
+            other rules, or was changed, is not used.
+        rules: What the numbers depend on.
+    """
+
+    def __init__(self, paths: Sequence[Path], rules: dict[str, Any]) -> None:
+        self.paths, self.rules = paths, rules
+        self.baselines: dict[str, dict[str, Any]] = {}
+        if paths[0].is_file():
+            document = read_document(paths[0], "delete it to measure the baselines again")
+            same = {key: document.get(key) for key in rules} == rules
+            if same and SEAL in document and not seal_is_broken(document):
+                self.baselines = document["baselines"]
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """What is known of a baseline with today's grid; empty if nothing is."""
+        entry = self.baselines.get(name, {})
+        return entry if entry.get("grid") == _grid(name) else {}
+
+    def add(self, name: str, entry: dict[str, Any]) -> None:
+        """Keep one more baseline; at once, because the next one may take minutes."""
+        self.baselines[name] = entry
+        self.write(lambda _: None)
+
+    def write(self, say: Callable[[str], None]) -> None:
+        """Write the files, each whole or not at all."""
+        document = sealed(self.rules | {"baselines": self.baselines})
+        for path in self.paths:
+            try:
+                write_document(path, document)
+            except (OSError, DataError) as error:
+                say(f"{path} was not written, so the next evaluation tunes again: {error}")
+
+
+def _grid(name: str) -> dict[str, list[float]]:
+    return {key: list(values) for key, values in BASELINES[name].grid.items()}
+
+
+def _measured(
+    name: str,
+    evaluator: RunEvaluator,
+    split: str,
+    known: dict[str, Any],
+    on_fit: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Tune a baseline, or fit it with the settings known, and measure it on a split."""
+    dataset, train = evaluator.dataset, evaluator.recipe.train
+    if known:
+        entry, recommend = known, BASELINES[name].make(dataset, **known["settings"])
+    else:
+        tuned = tune_baseline(
+            dataset,
+            name,
+            metric=train.metric,
+            exclude_history=evaluator.exclude_seen,
+            on_fit=on_fit,
+            history_length=train.history_length,
+        )
+        recommend = tuned.recommend
+        chosen = _evaluated(recommend, evaluator, "valid", train.eval_users or None)
+        deciding = chosen.unseen if evaluator.exclude_seen else None
+        entry = {
+            "grid": _grid(name),
+            "settings": dict(tuned.settings),
+            "fit_cpu_seconds": tuned.fit_cpu_seconds,
+            "tuning_cpu_seconds": tuned.tuning_cpu_seconds,
+            "value": (deciding or chosen).means()[train.metric],
+        }
+    measured = table_entry(_evaluated(recommend, evaluator, split))
+    return entry | {"splits": entry.get("splits", {}) | {split: measured}}
+
+
+def _evaluated(
+    recommend: Recommender, evaluator: RunEvaluator, split: str, max_users: int | None = None
+) -> Evaluation:
+    dataset, length = evaluator.dataset, evaluator.recipe.train.history_length
+    return evaluate_recommender(
+        recommend,
+        dataset.eval_batches(split, history_length=length, max_users=max_users),
+        popularity=Popularity.from_counts(dataset.item_counts),
+    )
