@@ -18,7 +18,7 @@ COMMANDS = {
     "tune": ("nothing.toml --data nothing --out new", "crossbatch.config.Recipe"),
     "evaluate": ("nothing", "crossbatch.evaluation.runs.evaluate_runs"),
     "export": ("nothing --out new", "crossbatch.serving.bundle.export.export_bundle"),
-    "items add": ("nothing new.csv --out new", "crossbatch.cli.bundles._table"),
+    "items add": ("nothing new.csv --out new", "crossbatch.serving.tables.scanned_table"),
     "items remove": ("nothing --items i1 --out new", "crossbatch.serving.open_bundle"),
     "vectors": ("nothing --out new.parquet", "crossbatch.serving.from_run.open_recommender"),
     "recommend": ("nothing --history i1", "crossbatch.serving.from_run.open_recommender"),

@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.files import read_document
-from crossbatch.reports.journal import read_journal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from crossbatch.reproduce.design import PlannedRun
+
+TAIL = 8192  # bytes at the end of a journal that surely hold its newest evaluation or step
 
 
 def minutes_left(
@@ -119,10 +122,12 @@ class GridProgress:
 
 
 def _latest(journal: Path, metric: str) -> tuple[int, str]:
-    """Step and newest validation metric of a run under way."""
+    """Step and newest validation metric of a run under way, from the end of its journal."""
     step, status = 0, "before its first evaluation"
-    for event in read_journal(journal).events:
-        step = event["step"]
-        if event["event"] == "eval":
-            status = f"{metric} {100 * event['metrics'][metric]:.2f} %"
+    for line in journal.read_bytes()[-TAIL:].splitlines() if journal.is_file() else ():
+        with suppress(ValueError):  # a line that is cut off at either end
+            event = json.loads(line)
+            step = event["step"]
+            if event["event"] == "eval":
+                status = f"{metric} {100 * event['metrics'][metric]:.2f} %"
     return step, status
