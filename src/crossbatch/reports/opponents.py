@@ -146,7 +146,7 @@ def deciding_metrics(result: Mapping[str, Any]) -> Mapping[str, float]:
     """The validation metrics in `result.json` by which the best model was chosen."""
     about = result.get("metric")
     unseen = isinstance(about, Mapping) and about.get("exclude_seen")
-    metrics: Mapping[str, float] = result["valid_unseen" if unseen else "valid"]
+    metrics: Mapping[str, float] = result.get("valid_unseen" if unseen else "valid", {})
     return metrics
 
 
