@@ -35,7 +35,7 @@ MAY_IMPORT = {
         "retrieval",
         "training",
     },
-    "fitting": {"config", "data", "evaluation", "training"},
+    "fitting": {"config", "data", "errors", "evaluation", "training"},
 }
 TORCH_ONLY = {"negatives", "models", "retrieval"}
 IN_FUNCTIONS = {"faiss", "hnswlib"}  # the torch-only packages import these where they use them

@@ -8,6 +8,7 @@ constructor: its keyword arguments are the schema, so an option is declared once
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import tomllib
@@ -29,7 +30,8 @@ class ModelConfig:
     """`[model]`: which towers; `[model.tower]` and `[model.item]` hold their own options.
 
     Attributes:
-        name: A key of `MODELS`.
+        name: A key of `MODELS`, or `"auto"`: chosen by a race of candidates, whose options are then
+            those of `tower`; see `training.auto_model`.
         dim: Dimension d of all vectors.
         history: `"id"` (tied id table), `"content"` or `"item_tower"`; see `TwoTower`.
         normalize: Whether vectors are L2-normalised.
@@ -179,12 +181,21 @@ class TrainConfig:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The configuration of a run, without its data."""
+    """The configuration of a run, without its data.
+
+    Attributes:
+        model: `[model]`.
+        sampler: `[sampler]`: `name` and the options of the sampler that it names.
+        loss: `[loss]`.
+        train: `[train]`.
+        written: The document that the recipe was read from, before defaults were filled in.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     sampler: dict[str, Any] = field(default_factory=lambda: {"name": "auto"})
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    written: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def load(cls, path: Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
@@ -197,7 +208,7 @@ class Recipe:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Recipe:
         """Build from plain dictionaries, as TOML or `config.json` gives them."""
-        known = {f.name for f in dataclasses.fields(cls)}
+        known = {f.name for f in dataclasses.fields(cls) if f.name != "written"}
         for section, content in document.items():
             if section not in known:
                 raise ConfigError(f"unknown section [{section}]{_nearest(section, known)}")
@@ -211,18 +222,27 @@ class Recipe:
             sampler=sampler,
             loss=_section(LossConfig, "loss", document),
             train=_section(TrainConfig, "train", document),
+            written=copy.deepcopy(dict(document)),
         )
 
     def changed(self, overrides: list[str] | tuple[str, ...]) -> Recipe:
         """Return the recipe with `section.key=value` overrides applied."""
-        document = self.to_dict()
+        document, written = self.to_dict(), copy.deepcopy(dict(self.written))
         for override in overrides:
             _apply_override(document, override)
-        return self.from_dict(document)
+            _apply_override(written, override)
+        return dataclasses.replace(self.from_dict(document), written=written)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries with every default filled in."""
-        return dataclasses.asdict(self)
+        document = dataclasses.asdict(self)
+        del document["written"]
+        return document
+
+    def says(self, section: str, key: str) -> bool:
+        """Whether the author of the recipe set a key: wrote it, or changed it from the default."""
+        own, default = (getattr(getattr(each, section), key) for each in (self, Recipe()))
+        return key in self.written.get(section, {}) or own != default
 
 
 def read_toml(path: Path, kind: str) -> dict[str, Any]:

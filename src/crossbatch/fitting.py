@@ -9,10 +9,13 @@ It joins `training`, which takes the steps, with `evaluation`, which measures th
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crossbatch.errors import ConfigError
 from crossbatch.evaluation.runs import RunEvaluator
+from crossbatch.training.auto_model import MOST_USERS, choose_model
 from crossbatch.training.build import resolve
 from crossbatch.training.distributed.start import joined, restarted, together
 from crossbatch.training.progress import Progress
@@ -65,22 +68,41 @@ def fit(
         DivergedError: If the loss was not finite; the last good checkpoint stays.
     """
     recipe = resolve(recipe, dataset)
+    if model is not None and recipe.model.name == "auto":
+        raise ConfigError('model= was passed, but model.name is "auto": leave one of them out')
     with joined() as ranks:
         writes = ranks is None or ranks.first
         continues = resume or restarted()
         folder = together(ranks, lambda: RunFolder(Path(out), resume=continues, writes=writes))
         try:
+            evaluator = RunEvaluator(dataset, recipe, ranks)
+            shown, race = (writes and progress) or Progress(), None
+            if recipe.model.name == "auto":
+                measure, say = partial(_validation_metric, dataset), shown.say
+                choose = partial(choose_model, recipe, dataset, folder, measure, say, ranks)
+                race = together(ranks, choose)
+                recipe = race.applied_to(recipe)
+                evaluator = RunEvaluator(dataset, recipe, ranks)
             plan = Plan(
                 dataset,
                 recipe,
-                RunEvaluator(dataset, recipe, ranks),
+                evaluator,
                 model,
-                (writes and progress) or Progress(),
+                shown,
                 trackers if writes else (),
                 probe,
                 test,
                 ranks,
+                race,
             )
             return train_run(plan, folder)
         finally:
             folder.close()
+
+
+def _validation_metric(dataset: Dataset, model: torch.nn.Module, recipe: Recipe) -> float:
+    """What early stopping looks at, of few enough users for a race of candidates."""
+    train = recipe.train
+    users = min(train.eval_users or MOST_USERS, MOST_USERS)
+    means = RunEvaluator(dataset, recipe).validate(model, users).means()
+    return means[train.metric]

@@ -68,6 +68,11 @@ def build_towers(recipe: Recipe, dataset: Dataset, ranks: Ranks | None = None) -
     Their id table is spread over the `ranks` where `train.tables` asks for it.
     """
     config = recipe.model
+    if config.name == "auto":  # see `auto_model`
+        raise ConfigError(
+            'model.name is "auto", which crossbatch.fit and `crossbatch train` decide before they '
+            f"build towers; name one of {', '.join(MODELS)}"
+        )
     check_options(ItemTower, "model.item", config.item)
     if config.name in MODELS:  # otherwise `build_model` names the nearest one
         check_options(MODELS[config.name], "model", config.tower)

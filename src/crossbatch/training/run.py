@@ -27,7 +27,7 @@ from crossbatch.training.journal import Journal, without_nan
 from crossbatch.training.loop import EarlyStopping, interrupt_flag, train_loop
 from crossbatch.training.monitor import Monitor
 from crossbatch.training.progress import Progress
-from crossbatch.training.run_folder import OWN_MODEL, flat
+from crossbatch.training.run_folder import OWN_MODEL, RACE, flat
 from crossbatch.training.threads import measured_threads, using
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from crossbatch.config import Recipe
     from crossbatch.data import Batch, Dataset
+    from crossbatch.training.auto_model import ModelChoice
     from crossbatch.training.auto_sampler import SamplerChoice
     from crossbatch.training.distributed.ranks import Ranks
     from crossbatch.training.run_folder import RunFolder
@@ -97,6 +98,7 @@ class Plan:
     probe: Probe | None = None
     test: bool = True
     ranks: Ranks | None = None
+    race: ModelChoice | None = None  # what an "auto" model stands for; the recipe has it
 
     @property
     def own_model(self) -> str | None:
@@ -106,6 +108,7 @@ class Plan:
     def config(self, choice: SamplerChoice | None = None) -> dict[str, Any]:
         """The content of `config.json`."""
         chosen = {"advice": sealed(asdict(choice))} if choice else {}
+        chosen |= {RACE: sealed(asdict(self.race))} if self.race else {}
         about = {
             "dataset": {
                 "path": str(self.dataset.path.resolve()),
@@ -181,6 +184,11 @@ def _restored(
         raise DataError(
             f"{folder.path / 'config.json'} is missing or was changed: its run chose other "
             f"negatives, {saved['sampler']}; restore it, or start anew elsewhere"
+        )
+    if plan.race and saved.get("model") not in (None, plan.race.settings):
+        raise DataError(
+            f"{folder.path / 'config.json'} is missing or was changed: its run chose another "
+            f"model, {saved['model']}; restore it, or start anew elsewhere"
         )
     return trainer, choice, saved
 
@@ -347,6 +355,7 @@ class Session:
             "threads": torch.get_num_threads(),
             "eval_threads": self.eval_threads,
             "sampler": self.choice.sampler if self.choice else None,
+            "model": self.plan.race.settings if self.plan.race else None,
         } | self.monitor.state()
         keep = self.plan.recipe.train.keep_checkpoints
         self.folder.save_checkpoint(self.trainer, self.stopping, document, keep)
@@ -376,6 +385,9 @@ class Session:
         if self.choice:
             result["advice"] = asdict(self.choice)
             plan.progress.say(str(self.choice))
+        if plan.race:
+            result[RACE] = asdict(plan.race)
+            plan.progress.say(str(plan.race))
         if plan.test:
             result |= plan.evaluator.test(trainer.model, folder.path if folder.writes else None)
         # A table that is spread over ranks cannot be read by the first alone.

@@ -42,10 +42,17 @@ if TYPE_CHECKING:
 # Files that a finished run lists in `checksums.json`; the best model has checksums of its own.
 CHECKED_FILES = ("config.json", "journal.jsonl", "examples.json", "per_user/*.npy")
 LOCK = ".lock"  # of the process that writes a folder; stays when it has ended
-OWN_MODEL = "own_model"  # key of `config.json`
+OWN_MODEL, RACE = "own_model", "race"  # keys of `config.json`
 # Keys that may differ between the sessions of one run: they do not change what is learned.
 RESUMABLE_CHANGES = frozenset(
-    {"train.max_steps", "train.patience", "train.keep_checkpoints", "train.threads", "dataset.path"}
+    {
+        "model.tower.race_seconds",
+        "train.max_steps",
+        "train.patience",
+        "train.keep_checkpoints",
+        "train.threads",
+        "dataset.path",
+    }
 )
 
 
@@ -70,6 +77,7 @@ class RunFolder:
     def __init__(self, path: Path, *, resume: bool, writes: bool = True) -> None:
         self.path, self.writes = path, writes
         self.checkpoints, self.best = path / "checkpoints", path / "best"
+        self.race = path / "race.json"  # of a model that is chosen by a race
         if not writes:
             return
         if not resume and path.exists() and any(path.iterdir()):
@@ -107,9 +115,14 @@ class RunFolder:
         remedy = "delete it to resume the run with the recipe you pass"
         return read_document(path, remedy) if path.is_file() else {}
 
-    def check_config(self, config: dict[str, Any], dataset: Dataset) -> None:
-        """Raise `ConfigError` if `config` is of another run than the one in the folder."""
-        earlier = self.config()
+    def check_config(
+        self, config: dict[str, Any], dataset: Dataset, earlier: dict[str, Any] | None = None
+    ) -> None:
+        """Raise `ConfigError` if `config` is of another run than the one in the folder.
+
+        That one began with `earlier`, or with what `config.json` says.
+        """
+        earlier = self.config() if earlier is None else earlier
         if not earlier:
             return
         self._check_own_model(earlier, config)
@@ -159,9 +172,10 @@ class RunFolder:
         self._drop_checkpoints()
 
     def _drop_checkpoints(self) -> None:
-        """Delete the checkpoints of a finished run; the best model stays."""
+        """Delete what only a resume needs of a finished run; the best model stays."""
         if self.writes:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
+            self.race.unlink(missing_ok=True)  # `config.json` has the race too
 
     # --- checkpoints and the best model ---
 

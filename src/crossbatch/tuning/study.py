@@ -76,6 +76,11 @@ def tune(
         Interrupted: If Ctrl-C ended a trial; its checkpoint was saved.
     """
     out, space = Path(out), space or default_space(resolve(recipe, dataset))
+    if recipe.model.name == "auto":
+        raise ConfigError(
+            'model.name is "auto", and each trial would choose its own model: train once, then '
+            "search with the [model] and train.history_length in that run's config.json"
+        )
     if trials < 1:
         raise ConfigError(f"trials must be at least 1, got {trials}")
     space.check(recipe)

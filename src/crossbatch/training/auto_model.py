@@ -1,0 +1,255 @@
+"""`model.name = "auto"`: which user tower suits a dataset, decided by a short race before training.
+
+    choice = choose_model(recipe, dataset, folder, measure)
+    choice.applied_to(recipe)     # what to train
+    choice.reason                 # what was measured
+
+The candidates race on validation users (`crossbatch.training.race`). The winner then trains from its
+beginning, as if the recipe had named it: `config.json` holds its settings, and beside them what was
+asked and measured. Each measurement is written to the run folder at once, and a resumed race
+continues with the next one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from crossbatch.errors import ConfigError, DataError, DivergedError
+from crossbatch.files import SEAL, read_document, seal_is_broken, sealed, write_document
+from crossbatch.training.race import Measurement, Race
+from crossbatch.training.run_folder import OWN_MODEL, RACE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from crossbatch.config import Recipe
+    from crossbatch.data import Dataset
+    from crossbatch.training.distributed.ranks import Ranks
+    from crossbatch.training.race import Measure
+    from crossbatch.training.run_folder import RunFolder
+
+# `[model.tower]` of an auto model: CPU seconds of the race, and steps before the first comparison.
+AUTO: dict[str, Any] = {"race_seconds": 120.0, "first_steps": 1000}
+MOST_USERS = 1_000  # validation users that a candidate is measured on
+# What a candidate puts into `[model]` and `[train]`; a history length that the recipe sets stays.
+CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
+    "10 recent items": {
+        "model": {"name": "recent_items", "tower": {}},
+        "train": {"history_length": 10},
+    },
+    "20 recent items": {
+        "model": {"name": "recent_items", "tower": {}},
+        "train": {"history_length": 20},
+    },
+    "recency pooling": {
+        "model": {"name": "youtube_dnn", "tower": {"pooling": "recency"}},
+        "train": {"history_length": 50},
+    },
+    "GRU4REC": {
+        "model": {"name": "gru4rec", "tower": {}},
+        "train": {"history_length": 50},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A model, and the race that it won.
+
+    Attributes:
+        candidate: Name of the winner.
+        settings: What the winner changes in `[model]` and `[train]`.
+        reason: What was measured, in a sentence.
+        asked: The recipe as it was before, with `"auto"` for what the race was to decide.
+        measured: The race: every `Measurement`, in their order.
+    """
+
+    candidate: str
+    settings: dict[str, dict[str, Any]]
+    reason: str
+    asked: dict[str, Any]
+    measured: list[dict[str, Any]]
+
+    def __str__(self) -> str:
+        model, train = self.settings["model"], self.settings["train"]
+        described = ", ".join(f"{key} = {value}" for key, value in (model["tower"] | train).items())
+        return f"model chosen: {model['name']} ({described}), because {self.reason}"
+
+    def applied_to(self, recipe: Recipe) -> Recipe:
+        """The recipe with what was chosen."""
+        return changed_by(self.settings, recipe)
+
+
+def choose_model(
+    recipe: Recipe,
+    dataset: Dataset,
+    folder: RunFolder,
+    measure: Measure,
+    say: Callable[[str], None] = lambda _: None,
+    ranks: Ranks | None = None,
+    clock: Callable[[], float] | None = None,
+) -> ModelChoice:
+    """The choice of the first session of a run, or a race that makes it.
+
+    Args:
+        recipe: A resolved recipe whose model is `"auto"`.
+        dataset: What to train on.
+        folder: The run's folder, where measurements are kept.
+        measure: Measures a candidate; larger is better.
+        say: Gets a sentence at the start and at the end of a race.
+        ranks: Processes that train together; they do not race.
+        clock: As in `Race`.
+
+    Raises:
+        ConfigError: If the recipe is another one than that of the run in the folder.
+        DataError: If the record of an earlier session was changed.
+        Interrupted: If Ctrl-C ended the race; what was measured is kept.
+        DivergedError: If no candidate could be trained.
+    """
+    options = race_options(recipe)
+    recipe = replace(recipe, model=replace(recipe.model, tower=options))
+    asked, config = asked_recipe(recipe, dataset), folder.config()
+    if RACE in config:
+        choice = recorded_choice(folder.path, config)
+        folder.check_config(asked, dataset, choice.asked)
+    else:
+        folder.check_config(asked, dataset)
+        if ranks is not None:
+            raise ConfigError(
+                'model.name is "auto", which one process decides alone: start the run without '
+                "torchrun, or name a model"
+            )
+        dataset.verify()
+        record = RaceRecord(folder, asked, candidates_of(recipe))
+        seconds, steps = options["race_seconds"], options["first_steps"]
+        say(
+            f'model.name is "auto": {len(record.candidates)} candidates train for {steps:,} steps '
+            f"each and the better half goes on, within {seconds:g} CPU seconds"
+        )
+        measured, keep = record.read(dataset), record.write
+        race = Race(record.candidates, dataset, measure, steps, seconds, measured, keep, clock)
+        choice = _choice(race, race.run(), asked)
+    say(str(choice))
+    return choice
+
+
+def _choice(race: Race, ranked: list[Measurement], asked: dict[str, Any]) -> ModelChoice:
+    """The choice that follows from the last round of a race."""
+    best, recipe = ranked[0], race.candidates[ranked[0].candidate]
+    if best.value is None:
+        raise DivergedError(
+            f'model.name = "auto": no candidate has a finite loss and {recipe.train.metric} after '
+            f"{best.steps:,} steps; try a smaller train.lr, or name a model"
+        )
+    others = ", ".join(f"{_percent(each.value)} of {each.candidate}" for each in ranked[1:])
+    reason = (
+        f"after {best.steps:,} steps its {recipe.train.metric} of validation users was "
+        f"{_percent(best.value)}, against {others}; {len(race.candidates)} candidates were "
+        f"compared in {race.cpu_seconds():.0f} CPU seconds"
+    )
+    measured = [asdict(each) for each in race.measured]
+    return ModelChoice(best.candidate, settings_of(recipe), reason, asked, measured)
+
+
+def _percent(value: float | None) -> str:
+    return "no number" if value is None else f"{100 * value:.2f} %"
+
+
+@dataclass(frozen=True, slots=True)
+class RaceRecord:
+    """The file of an unfinished race: what was measured, and for which recipe."""
+
+    folder: RunFolder
+    asked: dict[str, Any]
+    candidates: dict[str, Recipe]
+
+    def write(self, measured: list[Measurement]) -> None:
+        """Write the file."""
+        document = {
+            "asked": self.asked,
+            "candidates": self._settings(),
+            "measured": [asdict(each) for each in measured],
+        }
+        write_document(self.folder.race, sealed(document))
+
+    def read(self, dataset: Dataset) -> list[Measurement]:
+        """What earlier sessions measured of the same candidates."""
+        path = self.folder.race
+        if not path.is_file():
+            return []
+        remedy = "delete it to compare the candidates anew"
+        document = read_document(path, remedy)
+        if SEAL not in document or seal_is_broken(document):
+            raise DataError(f"{path} was changed: {remedy}")
+        self.folder.check_config(self.asked, dataset, document["asked"])
+        if document["candidates"] != self._settings():  # those of another release
+            return []
+        return [Measurement(**each) for each in document["measured"]]
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: settings_of(candidate) for name, candidate in self.candidates.items()}
+
+
+def recorded_choice(folder: Path, config: dict[str, Any]) -> ModelChoice:
+    """The choice in `config.json` of a run folder, which carries a checksum of its own."""
+    recorded = config[RACE]
+    try:
+        if SEAL in recorded and not seal_is_broken(recorded):
+            return ModelChoice(**{key: recorded[key] for key in recorded if key != SEAL})
+    except (AttributeError, TypeError):  # not an object, or one with other keys
+        pass
+    raise DataError(
+        f"{folder / 'config.json'} was changed: which model the run chose is no longer known; "
+        "restore it, or start anew elsewhere"
+    )
+
+
+def race_options(recipe: Recipe) -> dict[str, Any]:
+    """`[model.tower]` of an auto model, checked and with its defaults."""
+    unknown = sorted(set(recipe.model.tower) - set(AUTO))
+    if unknown:
+        raise ConfigError(
+            f"unknown key model.tower.{unknown[0]}; an auto model knows: {', '.join(AUTO)}"
+        )
+    options = AUTO | recipe.model.tower
+    for key, kinds in (("race_seconds", (int, float)), ("first_steps", int)):
+        value = options[key]
+        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+            word = "an integer of 1 or more" if kinds is int else "a positive number"
+            raise ConfigError(f"model.tower.{key} must be {word}, got {value!r}")
+    return options
+
+
+def asked_recipe(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
+    """The recipe as it is compared on a resume, with `"auto"` for what the race decides."""
+    document = recipe.to_dict()
+    if not recipe.says("train", "history_length"):
+        document["train"]["history_length"] = "auto"
+    about = {"dataset": {"checksum": dataset.manifest["checksum"]}, OWN_MODEL: None}
+    return document | about
+
+
+def candidates_of(recipe: Recipe) -> dict[str, Recipe]:
+    """A recipe for each candidate, but for those that the recipe's history length makes alike."""
+    found: dict[str, Recipe] = {}
+    for name, settings in CANDIDATES.items():
+        own = {"train": {}} if recipe.says("train", "history_length") else settings
+        candidate = changed_by(settings | own, recipe)
+        if candidate not in found.values():
+            found[name] = candidate
+    return found
+
+
+def changed_by(settings: dict[str, dict[str, Any]], recipe: Recipe) -> Recipe:
+    """The recipe with other values in `[model]` and `[train]`."""
+    model = replace(recipe.model, **settings["model"])
+    return replace(recipe, model=model, train=replace(recipe.train, **settings["train"]))
+
+
+def settings_of(candidate: Recipe) -> dict[str, dict[str, Any]]:
+    """What tells a candidate from the others."""
+    model = {"name": candidate.model.name, "tower": candidate.model.tower}
+    return {"model": model, "train": {"history_length": candidate.train.history_length}}
