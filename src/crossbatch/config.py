@@ -42,11 +42,11 @@ class ModelConfig:
         item: Options of `ItemTower`.
     """
 
-    name: str = "youtube_dnn"
-    dim: int = 64
+    name: str = "auto"
+    dim: int = 256
     history: str = "id"
-    normalize: bool = False
-    history_dropout: float = 0.0
+    normalize: bool = True
+    history_dropout: float = 0.3
     item_features: tuple[str, ...] = ("*",)
     user_features: tuple[str, ...] = ("*",)
     tower: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class LossConfig:
         chunk_size: Columns per block of the softmax; 0 for all at once.
     """
 
-    temperature: float = 1.0
+    temperature: float = 0.1
     learn_temperature: bool = False
     q: str = "sampler_law"
     mask: str = "both"
@@ -106,7 +106,7 @@ class TrainConfig:
         weight_decay: Decoupled decay of the parameters that the batch uses.
         accumulate: Batches per optimiser step.
         precision: `"float32"`, or `"bfloat16"` for autocast.
-        max_steps: Longest training, in batches.
+        max_steps: Longest training, in batches; 0 for six passes over the training samples.
         eval_every: Batches between evaluations on the validation users.
         eval_users: Validation users per evaluation during training, always the same random choice;
             0 for all. The final result always uses all users.
@@ -123,21 +123,21 @@ class TrainConfig:
         device: `"auto"`, `"cpu"` or `"cuda"`.
     """
 
-    batch_size: int = 128
+    batch_size: int = 256
     history_length: int = 20
     min_history: int = 1
     sample_by: str = "user"
-    lr: float = 0.001
-    schedule: str = "constant"
-    adam: str = "dense"
+    lr: float = 0.002
+    schedule: str = "cosine"
+    adam: str = "lazy"
     tables: str = "adam"
     table_lr: float = 0.05
     weight_decay: float = 0.0
     accumulate: int = 1
     precision: str = "float32"
-    max_steps: int = 1_000_000
+    max_steps: int = 0
     eval_every: int = 1000
-    eval_users: int = 5_000
+    eval_users: int = 2_000
     patience: int = 20
     patience_from_warmup: bool = True
     metric: str = "recall@50"
@@ -149,11 +149,11 @@ class TrainConfig:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "history_length", "accumulate", "max_steps", "eval_every"):
+        for name in ("batch_size", "history_length", "accumulate", "eval_every"):
             _positive(f"train.{name}", getattr(self, name))
         for name in ("log_every", "keep_checkpoints", "lr", "table_lr"):
             _positive(f"train.{name}", getattr(self, name))
-        for name in ("weight_decay", "eval_users", "patience", "threads", "seed"):
+        for name in ("weight_decay", "max_steps", "eval_users", "patience", "threads", "seed"):
             _not_negative(f"train.{name}", getattr(self, name))
         if self.min_history < 1:
             raise ConfigError(
@@ -177,6 +177,31 @@ class TrainConfig:
             )
         _one_of("train.precision", self.precision, ("float32", "bfloat16"))
         _one_of("train.device", self.device, ("auto", "cpu", "cuda"))
+
+
+# The settings of the paper (and of ComiRec's code), for its tables; defaults are better ones.
+PAPER: dict[str, dict[str, Any]] = {
+    "model": {
+        "name": "youtube_dnn",
+        "dim": 64,
+        "normalize": False,
+        "history_dropout": 0.0,
+        "item_features": [],
+        "user_features": [],
+    },
+    "loss": {"temperature": 1.0},
+    "train": {
+        "batch_size": 128,
+        "history_length": 20,
+        "min_history": 4,
+        "lr": 0.001,
+        "schedule": "constant",
+        "adam": "dense",
+        "max_steps": 1_000_000,
+        "eval_users": 5_000,
+        "exclude_seen": "no",
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)

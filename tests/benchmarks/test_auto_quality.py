@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from auto_quality import RULES, write_judgement
+from crossbatch import config
 from crossbatch.config import Recipe
 from crossbatch.errors import DataError
 from crossbatch.reproduce.design import STRATEGIES, Design
@@ -16,7 +17,7 @@ from crossbatch.training import auto_sampler
 
 from ..reproduce.conftest import page_tables
 
-PAPER = Recipe.from_dict({"model": {"item_features": []}})
+PAPER = Recipe.from_dict(config.PAPER)
 USERS = np.random.default_rng(0).random(200).astype(np.float32)
 
 

@@ -20,7 +20,7 @@ def workplace(tmp_path_factory):
     source = synthetic_source(SynthOptions(users=300, items=150, interactions=5000))
     prepare(source, folder / "data", PrepareOptions())
     train = {"batch_size": 32, "max_steps": 20, "eval_every": 20, "threads": 1}
-    model = {"dim": 8, "history": "item_tower"}
+    model = {"name": "youtube_dnn", "dim": 8, "history": "item_tower"}
     recipe = Recipe.from_dict({"model": model, "sampler": {"name": "in_batch"}, "train": train})
     fit(open_dataset(folder / "data"), recipe, folder / "run")
     export_bundle(folder / "run", folder / "bundle")

@@ -19,9 +19,13 @@ from .conftest import ToyDataset
 
 RECIPE = Recipe.from_dict(
     {
-        "model": {"name": "youtube_dnn", "dim": 8},
+        "model": {"name": "youtube_dnn", "dim": 8, "normalize": False, "history_dropout": 0.0},
         "sampler": {"name": "in_batch"},
+        "loss": {"temperature": 1.0},
         "train": {
+            "schedule": "constant",
+            "adam": "dense",
+            "lr": 0.001,
             "batch_size": 32,
             "max_steps": 20,
             "eval_every": 10,

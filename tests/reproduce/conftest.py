@@ -29,9 +29,18 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 # A run of a second: 60 steps, an evaluation every 20.
 BASE = Recipe.from_dict(
     {
-        "model": {"dim": 8, "item_features": []},
+        "model": {
+            "name": "youtube_dnn",
+            "dim": 8,
+            "item_features": [],
+            "normalize": False,
+            "history_dropout": 0.0,
+        },
         "sampler": {"name": "cross_batch", "warmup_steps": 20},
+        "loss": {"temperature": 1.0},
         "train": {
+            "schedule": "constant",
+            "adam": "dense",
             "batch_size": 32,
             "max_steps": 60,
             "eval_every": 20,

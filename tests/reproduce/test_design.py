@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from crossbatch import config
 from crossbatch.config import Recipe
 from crossbatch.reproduce.design import STRATEGIES, Design, distinct, shortened
 
-PAPER = Recipe.from_dict({"model": {"item_features": []}})
+PAPER = Recipe.from_dict(config.PAPER)
 DESIGN = Design(PAPER, one_pass=40_000, seeds=(0, 1))
 
 

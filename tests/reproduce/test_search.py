@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from crossbatch.config import Recipe
+from crossbatch.config import PAPER, Recipe
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import file_checksum
 from crossbatch.reproduce.design import Design
@@ -26,7 +26,7 @@ from crossbatch.reproduce.search import (
 from .conftest import page_tables
 
 DESIGN = Design(
-    Recipe.from_dict({"model": {"history_dropout": 0.3}}),
+    Recipe.from_dict(PAPER | {"model": {"name": "youtube_dnn", "history_dropout": 0.3}}),
     one_pass=1000,
     models=("mind", "gru4rec"),
     strategies=("in_batch", "balanced"),

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
     import torch
 
-TRAIN = {"batch_size": 32, "max_steps": 40, "eval_every": 40, "lr": 0.02, "threads": 1}
+BASE = {"name": "youtube_dnn", "dim": 8, "normalize": False, "history_dropout": 0.0}
+TRAIN = {
+    "schedule": "constant",
+    "adam": "dense",
+    "batch_size": 32,
+    "max_steps": 40,
+    "eval_every": 40,
+    "lr": 0.02,
+    "threads": 1,
+}
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +52,7 @@ def trained(
     """A run of seconds, with the recipe's towers or with those of a caller."""
     recipe = Recipe.from_dict(
         {
-            "model": {"dim": 8} | model,
+            "model": BASE | model,
             "sampler": {"name": "in_batch"},
             "loss": {"temperature": temperature},
             "train": TRAIN | (train or {}),

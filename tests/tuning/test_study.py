@@ -19,9 +19,18 @@ from crossbatch.tuning.study import PruningTracker, tune, write_outcome
 
 RECIPE = Recipe.from_dict(
     {
-        "model": {"dim": 8, "item_features": []},
+        "model": {
+            "name": "youtube_dnn",
+            "dim": 8,
+            "item_features": [],
+            "normalize": False,
+            "history_dropout": 0.0,
+        },
         "sampler": {"name": "cross_batch", "capacity": 64, "warmup_steps": 10},
+        "loss": {"temperature": 1.0},
         "train": {
+            "schedule": "constant",
+            "adam": "dense",
             "batch_size": 32,
             "max_steps": 60,
             "eval_every": 15,

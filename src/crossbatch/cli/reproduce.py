@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -134,16 +134,12 @@ def reproduce(
 
 def _base_recipe(path: Path | None, overrides: Sequence[str]) -> Recipe:
     """Return the shared recipe; without a file the paper's: ids alone, 4 items before a target."""
-    from crossbatch.config import Recipe
+    from crossbatch.config import PAPER, Recipe
 
     if path is not None:
         loaded = Recipe.load(path, list(overrides))
     else:
-        paper: dict[str, Any] = {
-            "model": {"item_features": [], "user_features": []},
-            "train": {"min_history": 4, "exclude_seen": "no"},
-        }
-        loaded = Recipe.from_dict(paper).changed(list(overrides))
+        loaded = Recipe.from_dict(PAPER).changed(list(overrides))
     return loaded if loaded.train.threads else loaded.changed(["train.threads=1"])
 
 

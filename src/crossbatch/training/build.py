@@ -31,16 +31,18 @@ if TYPE_CHECKING:
     from crossbatch.models import TwoTower
     from crossbatch.training.distributed.ranks import Ranks
 
+PASSES = 6  # over the training samples, where a recipe does not say how long to train
 # `[sampler] name = "auto"`: what a step may cost, as a multiple of the in-batch step.
 AUTO: dict[str, Any] = {"name": "auto", "budget": 1.2}
 
 
 def resolve(recipe: Recipe, dataset: Dataset) -> Recipe:
-    """The recipe with the sampler's defaults written out.
+    """The recipe with the length of training and the sampler's defaults written out.
 
     The default warm-up is one pass over the training samples, which is what the paper's 40,000
     iterations are on its data.
     """
+    recipe = replace(recipe, train=_with_steps(recipe.train, dataset))
     sampler = dict(recipe.sampler)
     if sampler["name"] == "auto":  # chosen when training begins: see `auto_sampler`
         return replace(recipe, sampler=_auto_options(sampler))
@@ -50,6 +52,14 @@ def resolve(recipe: Recipe, dataset: Dataset) -> Recipe:
     if sampler["name"] in SAMPLERS:  # otherwise `build_sampler` names the nearest one
         sampler = filled(SAMPLERS[sampler["name"]], sampler)
     return replace(recipe, sampler=sampler)
+
+
+def _with_steps(train: TrainConfig, dataset: Dataset) -> TrainConfig:
+    """The options with `max_steps` written out: `PASSES` over the samples, in whole evaluations."""
+    if train.max_steps:
+        return train
+    steps = PASSES * dataset.num_samples(train.min_history) / train.batch_size
+    return replace(train, max_steps=math.ceil(steps / train.eval_every) * train.eval_every)
 
 
 def _auto_options(sampler: dict[str, Any]) -> dict[str, Any]:

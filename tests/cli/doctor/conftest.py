@@ -12,9 +12,13 @@ from crossbatch.training import fit
 
 RECIPE = Recipe.from_dict(
     {
-        "model": {"dim": 8},
+        "model": {"name": "youtube_dnn", "dim": 8, "normalize": False, "history_dropout": 0.0},
         "sampler": {"name": "cross_batch", "capacity": 64, "warmup_steps": 10},
+        "loss": {"temperature": 1.0},
         "train": {
+            "schedule": "constant",
+            "adam": "dense",
+            "lr": 0.001,
             "batch_size": 32,
             "max_steps": 30,
             "eval_every": 10,

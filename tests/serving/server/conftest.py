@@ -60,9 +60,25 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def trained(dataset: Dataset, folder: Path, model: Mapping[str, object], name: str) -> Path:
     recipe = Recipe.from_dict(
         {
-            "model": {"dim": 8, "item_features": [], **model},
+            "model": {
+                "name": "youtube_dnn",
+                "dim": 8,
+                "item_features": [],
+                "normalize": False,
+                "history_dropout": 0.0,
+                **model,
+            },
             "sampler": {"name": "in_batch"},
-            "train": {"batch_size": 32, "max_steps": 60, "eval_every": 60, "threads": 1},
+            "loss": {"temperature": 1.0},
+            "train": {
+                "schedule": "constant",
+                "adam": "dense",
+                "lr": 0.001,
+                "batch_size": 32,
+                "max_steps": 60,
+                "eval_every": 60,
+                "threads": 1,
+            },
         }
     )
     fit(dataset, recipe, folder / "run")

@@ -59,7 +59,10 @@ CATALOGUES = (2, 5, 50, 1000)
 
 def recipe_of(case: str) -> Recipe:
     document = Recipe().to_dict()
-    document["model"]["dim"] = 8
+    document["model"] |= {"name": "youtube_dnn", "dim": 8, "normalize": False}
+    document["model"]["history_dropout"] = 0.0
+    document["loss"]["temperature"] = 1.0
+    document["train"] |= {"schedule": "constant", "adam": "dense", "max_steps": 1_000_000}
     document["train"] |= {"batch_size": 32, "lr": 0.003, "eval_every": 10, "device": "cpu"}
     for section, content in CASES[case].items():
         document[section] = content if section == "sampler" else document[section] | content

@@ -17,14 +17,31 @@ from crossbatch.training.run_folder import RunFolder
 
 RECIPE = Recipe.from_dict(
     {
-        "model": {"dim": 8, "item_features": [], "user_features": []},
+        "model": {
+            "name": "youtube_dnn",
+            "dim": 8,
+            "item_features": [],
+            "user_features": [],
+            "normalize": False,
+            "history_dropout": 0.0,
+        },
         "sampler": {
             "name": "cross_batch",
             "capacity": 70,
             "warmup_steps": 1,
             "item_gradient": "balanced",
         },
-        "train": {"batch_size": 31, "tables": "sharded", "table_lr": 0.02, "device": "cpu"},
+        "loss": {"temperature": 1.0},
+        "train": {
+            "schedule": "constant",
+            "adam": "dense",
+            "lr": 0.001,
+            "max_steps": 1_000_000,
+            "batch_size": 31,
+            "tables": "sharded",
+            "table_lr": 0.02,
+            "device": "cpu",
+        },
     }
 )
 
