@@ -51,7 +51,9 @@ def _section(name: str, command: Any) -> Iterator[str]:
     if example:
         yield "\n".join(line.strip() for line in usage.lstrip("s:").split(";"))
     yield "```\n\n| option | | default |\n|---|---|---|"
-    yield from (_row(parameter) for parameter in command.params)
+    yield from (
+        _row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)
+    )
     yield ""
 
 

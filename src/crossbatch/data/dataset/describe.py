@@ -56,11 +56,9 @@ def plot(dataset: Dataset, path: Path) -> None:
     except ImportError as error:
         raise ConfigError("a picture needs matplotlib: pip install 'crossbatch[report]'") from error
     figure = Figure(figsize=(10, 7), layout="constrained")
-    axes = figure.subplots(2, 2)
-    _plot_lengths(axes[0, 0], dataset)
-    _plot_popularity(axes[0, 1], dataset)
-    _plot_activity(axes[1, 0], dataset)
-    _plot_splits(axes[1, 1], dataset)
+    panels = (_plot_lengths, _plot_popularity, _plot_activity, _plot_splits)
+    for axis, draw in zip(figure.subplots(2, 2).flat, panels, strict=True):
+        draw(axis, dataset)
     counts = dataset.manifest["counts"]
     figure.suptitle(
         f"{dataset.path.name}: {counts['users']:,} users, {counts['items']:,} items, "

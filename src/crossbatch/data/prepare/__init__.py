@@ -5,9 +5,8 @@ The stages in the order they run; `pipeline.prepare` calls them:
 1. `staged_log` reads the source into numbers on disk;
 2. `numbering` drops rare items and users and gives the others their final ids;
 3. `sequences` sorts each user's interactions by time, out of memory;
-4. `splits` divides the sequences into training, validation and test parts, and computes how often
-   each item is a positive of a training batch;
-5. `pipeline` writes keys, titles, features and the manifest.
+4. `splits` divides the sequences into training, validation and test parts;
+5. `pipeline` writes the parts, the items' frequencies, keys, titles, features and the manifest.
 
 `local_engine` runs stages 1 to 3 on this machine, `spark_engine` on a Spark cluster.
 """
