@@ -50,9 +50,12 @@ def prepared(model, sampler, batch):
     item = {"hidden": [128], "feature_dims": {"category": 64}}
     recipe = Recipe.from_dict({
         "model": {"name": model, "dim": 64, "history": "content", "item_features": ["category"],
-                  "user_features": [], "item": item, "tower": TOWERS[model]},
+                  "user_features": [], "item": item, "tower": TOWERS[model],
+                  "normalize": False, "history_dropout": 0.0},
+        "loss": {"temperature": 1.0},
         "sampler": {"name": sampler} | SAMPLERS[sampler],
-        "train": {"batch_size": batch, "history_length": 20, "device": "cpu", "adam": "lazy"}
+        "train": {"batch_size": batch, "history_length": 20, "device": "cpu", "adam": "lazy",
+                  "lr": 0.001, "schedule": "constant", "max_steps": 1_000_000}
                  | least})
     trainer = build_trainer(resolve(recipe, dataset), dataset)
     batches = dataset.batches(batch, seed=0, history_length=20, **least)

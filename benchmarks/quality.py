@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from crossbatch.bootstrap import mean_interval
-from crossbatch.config import Recipe
+from crossbatch.config import PAPER, Recipe
 from crossbatch.data import Dataset, open_dataset
 from crossbatch.evaluation import Evaluation, Popularity, evaluate_recommender
 from crossbatch.evaluation.baselines import evaluate_baselines
@@ -148,14 +148,16 @@ class Study:
 
     def _recipe(self, training: Training) -> Recipe:
         document: dict[str, dict[str, Any]] = {
-            "model": {"name": training.model, "dim": DIM, "item_features": [], "user_features": []},
+            "model": PAPER["model"] | {"name": training.model, "dim": DIM},
             "sampler": {"name": "in_batch"},
-            "loss": {},
+            "loss": dict(PAPER["loss"]),
             "train": {
                 "batch_size": BATCH_SIZE,
                 "history_length": HISTORY_LENGTH,
                 "min_history": MIN_HISTORY,
                 "lr": training.lr,
+                "schedule": "constant",
+                "exclude_seen": "no",
                 "adam": "lazy",
                 "max_steps": training.steps,
                 "eval_every": training.steps // self.checkpoints,

@@ -94,7 +94,7 @@ def measure(data: Path, ranks: int, batch: int, steps: int) -> list[float]:
 def work(data: Path, batch: int, steps: int) -> None:
     import torch
 
-    from crossbatch.config import Recipe
+    from crossbatch.config import PAPER, Recipe
     from crossbatch.data import open_dataset
     from crossbatch.training.build import build_trainer, draw_batches, resolve
     from crossbatch.training.distributed import ranks as messages
@@ -103,9 +103,10 @@ def work(data: Path, batch: int, steps: int) -> None:
     torch.set_num_threads(1)
     dataset = open_dataset(data)
     document = {
-        "model": {"dim": 64, "item_features": [], "user_features": []},
+        "model": PAPER["model"],
         "sampler": {"name": "cross_batch", "capacity": 2432, "warmup_steps": 0},
-        "train": {"batch_size": batch, "adam": "lazy", "min_history": 4},
+        "loss": PAPER["loss"],
+        "train": PAPER["train"] | {"batch_size": batch, "adam": "lazy"},
     }
     waited = [0.0]
     contact = messages._contact

@@ -32,7 +32,7 @@ def main() -> None:
     recipe = Recipe.from_dict(
         {
             # Histories are read through the item tower too, so that new items in them count.
-            "model": {"dim": 32, "history": "item_tower", "normalize": True},
+            "model": {"name": "youtube_dnn", "dim": 32, "history": "item_tower"},
             "sampler": {
                 "name": "cross_batch",
                 "capacity": 1024,

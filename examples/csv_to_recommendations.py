@@ -45,7 +45,7 @@ def main() -> None:
     # 2. Train. A recipe is a dictionary here and a TOML file on the command line.
     recipe = Recipe.from_dict(
         {
-            "model": {"dim": 32, "normalize": True, "history_dropout": 0.3},
+            "model": {"name": "youtube_dnn", "dim": 32},
             "sampler": {
                 "name": "cross_batch",
                 "capacity": 1024,

@@ -73,12 +73,18 @@ def recipe(model: str, sampler: str, shape: Shape, *, adam: str = "lazy") -> Rec
                 "user_features": [],
                 "item": {"hidden": [HIDDEN], "feature_dims": {"category": shape.d}},
                 "tower": tower_options(model, shape),
+                "normalize": False,
+                "history_dropout": 0.0,
             },
             "sampler": {"name": sampler} | sampler_options(sampler, shape),
+            "loss": {"temperature": 1.0},
             "train": {
                 "batch_size": shape.B,
                 "history_length": shape.L,
                 "min_history": MIN_HISTORY,
+                "lr": 0.001,
+                "schedule": "constant",
+                "max_steps": 1_000_000,
                 "device": "cpu",
             }
             | tables,

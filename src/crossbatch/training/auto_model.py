@@ -4,10 +4,10 @@
     choice.applied_to(recipe)     # what to train
     choice.reason                 # what was measured
 
-The candidates race on validation users (see `crossbatch.training.race`). The winner then trains from
-the start, as if the recipe had named it: `config.json` holds its settings, and beside them what was
-asked and measured. Each measurement is written to the run folder at once, and a resumed race
-continues with the next one.
+The candidates race on validation users: see `crossbatch.training.race`. The winner then trains
+from the start, as if the recipe had named it: `config.json` holds its settings, and beside them
+what was asked and measured. Each measurement is written to the run folder at once, and a resumed
+race continues with the next one.
 """
 
 from __future__ import annotations
