@@ -98,7 +98,7 @@ def outcome(dataset: Dataset, case: str, ranks: Ranks | None) -> dict[str, Any]:
 def counted_bytes(dataset: Dataset, ranks: Ranks, batch_size: int) -> float:
     """Bytes that this rank receives in a step, counted message by message."""
     document = {
-        "model": {"dim": 8, "item_features": [], "user_features": []},
+        "model": {"name": "youtube_dnn", "dim": 8, "item_features": [], "user_features": []},
         "sampler": BANK,
         "train": {"batch_size": batch_size, "device": "cpu"},
     }
