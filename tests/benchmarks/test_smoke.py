@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from crossbatch.data import prepare
+from crossbatch.data.synthetic import SynthOptions, synthetic_source
+
 from .conftest import BENCHMARKS
 
 pytestmark = pytest.mark.slow
@@ -53,3 +56,14 @@ def test_every_model_and_sampler_is_timed_and_has_a_floor(tmp_path):
 def test_other_benchmarks_run(script, tmp_path):
     words = ["--out", tmp_path / "loss.json"] if script == "loss" else []
     assert run(script, *words)
+
+
+def test_baselines_are_measured_on_a_dataset(tmp_path):
+    prepare(synthetic_source(SynthOptions(users=300, items=100, interactions=4000)), tmp_path / "d")
+    command = [sys.executable, str(BENCHMARKS / "baselines.py"), str(tmp_path / "d")]
+    done = subprocess.run(
+        [*command, "--names", "popularity,ease"], check=True, capture_output=True, text=True
+    )
+    head, rule, popularity, ease = done.stdout.splitlines()
+    assert head.count("|") == rule.count("|") == popularity.count("|") == ease.count("|")
+    assert "| d | ease | l2 " in ease

@@ -95,11 +95,13 @@ def test_baselines_run_on_a_dataset_folder(dataset):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not BOOKS.is_dir(), reason=f"{BOOKS.name} is not in CROSSBATCH_DATA")
-def test_item_knn_is_a_strong_baseline_on_real_books(tmp_path):
+def test_neighbours_are_strong_baselines_on_real_books(tmp_path):
     from crossbatch.data.readers import open_source
 
     prepare(open_source(BOOKS), tmp_path / "books")
-    results = evaluate_baselines(open_dataset(tmp_path / "books"), "test", ks=(50,))
-    popularity, knn = (results[name].means()["recall@50"] for name in ("popularity", "item_knn"))
+    names = ("popularity", "item_knn", "rp3beta")
+    results = evaluate_baselines(open_dataset(tmp_path / "books"), "test", names=names, ks=(50,))
+    popularity, knn, walk = (results[name].means()["recall@50"] for name in names)
     assert 0.03 < popularity < 0.06
     assert knn > 2 * popularity
+    assert walk > 1.3 * knn

@@ -99,7 +99,7 @@ def test_only_users_whose_list_runs_short_are_searched_for_again():
     evaluate_recommender(
         order, [batch_of(rows)], popularity=Popularity.from_counts(COUNTS), ks=(4,)
     )
-    assert [(users, k) for users, k, _ in order.calls] == [(3, 8), (1, 4)]
+    assert [(users, k) for users, k, _ in order.calls] == [(3, 6), (1, 4)]
     assert set(order.calls[1][2][0].tolist()) == {*first_ten, 5}
 
 

@@ -220,7 +220,8 @@ def _print_evaluation(
         return
     about = next(iter(runs.values()))["metric"]
     deciding = opponents.deciding_name(about)
-    _print_rows(opponents.HEADS, [each.texts for each in rivals], f"Baselines, {deciding}")
+    lines = [each.texts for each in rivals]
+    _print_rows(opponents.HEADS, lines, f"Baselines, tuned on {deciding}", words=2)
     for path in runs:
         run = read_run(Path(path))
         beside = opponents.opponents(run.opponents.get("baselines", {}))
@@ -245,19 +246,25 @@ def _print_table(table: dict[str, dict[str, Any]], title: str, caption: str = ""
             line.append(f"{100 * entry['metrics'][column]:.1f} ±{50 * (high - low):.1f}")
         lines.append(line)
     heads = ["", *(COLUMNS[column] for column in shown)]
-    _print_rows(heads, lines, f"{title}; percent ± half a 95 % interval over users", caption)
+    title = f"{title}\npercent ± half a 95 % interval over users"
+    _print_rows(heads, lines, title, caption)
 
 
 def _print_rows(
-    heads: Sequence[str], lines: Sequence[Sequence[str]], title: str, caption: str = ""
+    heads: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    title: str,
+    caption: str = "",
+    words: int = 1,
 ) -> None:
+    """Print a table whose first `words` columns are text, the others numbers."""
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
     view = Table(box=SIMPLE, padding=(0, 1, 0, 0), title=title, caption=caption)
     for place, head in enumerate(heads):
-        view.add_column(head, justify="right" if place else "left", no_wrap=not place)
+        view.add_column(head, justify="left" if place < words else "right", no_wrap=not place)
     for line in lines:
         view.add_row(*line)
     Console().print(view)

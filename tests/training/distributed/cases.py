@@ -91,7 +91,8 @@ def outcome(dataset: Dataset, case: str, ranks: Ranks | None) -> dict[str, Any]:
     found["random"] = torch.rand(3)  # the state of the generator
     if case in EVALUATED:
         evaluation = RunEvaluator(dataset, recipe, ranks).validate(trainer.model)
-        found["metrics"] = evaluation.means()
+        unseen = {f"unseen_{key}": value for key, value in evaluation.unseen.means().items()}
+        found["metrics"] = evaluation.means() | unseen
     return found
 
 
