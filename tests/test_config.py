@@ -1,6 +1,6 @@
 import pytest
 
-from crossbatch.config import Recipe, build
+from crossbatch.config import ModelConfig, Recipe, build
 from crossbatch.errors import ConfigError
 
 
@@ -26,6 +26,23 @@ def test_round_trip_through_plain_dictionaries(tmp_path):
     assert recipe.model.tower == {"interests": 2}
 
 
+def test_a_recipe_knows_what_its_author_wrote(tmp_path):
+    recipe = load(tmp_path, "[train]\nhistory_length = 20\n", "model.history_dropout=0")
+    said = [("train", "history_length"), ("model", "history_dropout")]
+    unsaid = [("train", "lr"), ("model", "dim")]
+    assert recipe.train.history_length == Recipe().train.history_length  # the default, but written
+    assert all(recipe.says(*key) for key in said)
+    assert not any(recipe.says(*key) for key in unsaid)
+    # Changed, by overrides of a key or of a whole section, or in Python.
+    assert recipe.changed(["train.lr=0.001"]).says("train", "lr")
+    assert not recipe.changed(["train.lr=0.001"]).says("model", "dim")
+    assert recipe.changed(["model={dim=64}"]).says("model", "dim")
+    assert not recipe.says("model", "dim")
+    in_python = Recipe(model=ModelConfig(dim=8))
+    assert in_python.says("model", "dim")
+    assert not in_python.says("train", "history_length")
+
+
 @pytest.mark.parametrize(
     ("override", "section", "key", "value"),
     [
@@ -49,6 +66,7 @@ def test_a_whole_section_can_be_replaced(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("[written]\n", r"unknown section \[written\]"),
         ("[trian]\n", r"unknown section \[trian\]; did you mean 'train'"),
         ("[train]\nbatchsize = 4\n", r"train\.batchsize; did you mean 'batch_size'"),
         ("[train]\nlr = -1\n", r"train\.lr must be positive, got -1"),

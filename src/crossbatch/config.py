@@ -126,7 +126,7 @@ class TrainConfig:
     batch_size: int = 256
     history_length: int = 20
     min_history: int = 1
-    sample_by: str = "user"
+    sample_by: str = "interaction"
     lr: float = 0.002
     schedule: str = "cosine"
     adam: str = "lazy"
@@ -194,6 +194,7 @@ PAPER: dict[str, dict[str, Any]] = {
         "batch_size": 128,
         "history_length": 20,
         "min_history": 4,
+        "sample_by": "user",
         "lr": 0.001,
         "schedule": "constant",
         "adam": "dense",

@@ -85,6 +85,29 @@ def test_evaluate_as_json_repeats_the_result(crossbatch, workplace):
     assert unseen["recall@50"] == pytest.approx(result["test_unseen"]["recall@50"])
 
 
+def test_a_model_that_the_data_chooses(crossbatch, workplace, tmp_path):
+    """The whole way: train, resume, evaluate and ask what `auto` chose."""
+    recipe = RECIPE.replace("[model]", '[model]\nname = "auto"\ntower = { first_steps = 5 }')
+    (tmp_path / "recipe.toml").write_text(recipe)
+    train = f"train {tmp_path}/recipe.toml --data data --out {tmp_path}/run"
+    done = crossbatch(train, cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    assert "4 candidates train for 5 steps" in done.stderr
+    assert "model chosen: " in done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["model"]["name"] == result["model"] != "auto"
+    assert config["model"]["dim"] == 8
+    assert done.stdout.startswith(f"{result['model']} with cross_batch negatives")
+    again = crossbatch(f"{train} --resume", cwd=workplace)
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    table = json.loads(
+        crossbatch(f"evaluate {tmp_path}/run --json --no-baselines", cwd=workplace).stdout
+    )[f"{tmp_path}/run"]
+    assert table["model"] == result["model"]
+    assert table["metrics"]["recall@50"] == pytest.approx(result["test"]["recall@50"])
+
+
 def test_recommend_for_a_history_and_for_a_test_user(crossbatch, workplace):
     from crossbatch.data import open_dataset
 

@@ -204,6 +204,12 @@ def test_a_folder_of_something_else_is_refused(dataset, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
+def test_a_model_that_is_yet_to_be_chosen_is_refused(dataset, tmp_path):
+    with pytest.raises(ConfigError, match=r'model\.name is "auto", and each trial .* train once'):
+        tune(dataset, RECIPE.changed(["model.name=auto"]), tmp_path / "study", trials=1)
+    assert not (tmp_path / "study").exists()
+
+
 def test_a_setting_that_cannot_be_trained_stops_the_search(dataset, tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise ConfigError("no such thing")

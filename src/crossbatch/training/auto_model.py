@@ -4,14 +4,15 @@
     choice.applied_to(recipe)     # what to train
     choice.reason                 # what was measured
 
-The candidates race on validation users: see `crossbatch.training.race`. The winner then trains
-from the start, as if the recipe had named it: `config.json` holds its settings, and beside them
-what was asked and measured. Each measurement is written to the run folder at once, and a resumed
-race continues with the next one.
+The candidates race on validation users (`crossbatch.training.race`). The winner then trains from
+its first step, as if the recipe had named it: `config.json` has its settings, and beside them what
+was asked and measured. Each measurement is written to the run folder at once, and a resumed race
+continues with the next one.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -124,7 +125,8 @@ def choose_model(
             )
         dataset.verify()
         record = RaceRecord(folder, asked, candidates_of(recipe))
-        seconds, steps = options["race_seconds"], options["first_steps"]
+        seconds = options["race_seconds"]
+        steps = min(options["first_steps"], recipe.train.max_steps)
         say(
             f'model.name is "auto": {len(record.candidates)} candidates train for {steps:,} steps '
             f"each and the better half goes on, within {seconds:g} CPU seconds"
@@ -228,8 +230,9 @@ def asked_recipe(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     document = recipe.to_dict()
     if not recipe.says("train", "history_length"):
         document["train"]["history_length"] = "auto"
-    about = {"dataset": {"checksum": dataset.manifest["checksum"]}, OWN_MODEL: None}
-    return document | about
+    document |= {"dataset": {"checksum": dataset.manifest["checksum"]}, OWN_MODEL: None}
+    plain: dict[str, Any] = json.loads(json.dumps(document))  # with lists for tuples
+    return plain
 
 
 def candidates_of(recipe: Recipe) -> dict[str, Recipe]:

@@ -87,16 +87,16 @@ class Race:
         """
         train = next(iter(self.candidates.values())).train
         steps = -(-self.first_steps // train.accumulate) * train.accumulate
-        names, before, steps = list(self.candidates), 0, min(steps, train.max_steps)
+        names, steps = list(self.candidates), min(steps, train.max_steps)
         with interrupt_flag() as self._interrupted:
             while True:
-                self._round(names, before, steps)
+                self._round(names, steps)
                 ranked = self._ranked(names, steps)
                 ahead = [each for each in ranked[: half(len(ranked))] if each.value is not None]
                 further = min(2 * steps, train.max_steps)
                 if len(ahead) < 2 or further == steps or not self._fits(ahead, further):
                     return ranked
-                names, before, steps = [each.candidate for each in ahead], steps, further
+                names, steps = [each.candidate for each in ahead], further
 
     def cpu_seconds(self) -> float:
         """CPU seconds so far, those of earlier sessions included."""
@@ -112,25 +112,26 @@ class Race:
         values = [found[name] for name in names if name in found]
         return sorted(values, key=lambda each: math.inf if each.value is None else -each.value)
 
-    def _round(self, names: Sequence[str], before: int, steps: int) -> None:
+    def _round(self, names: Sequence[str], steps: int) -> None:
         """Measure those candidates that have not been measured after `steps` steps."""
         for name in names:
             if name not in {each.candidate for each in self._ranked(names, steps)}:
-                self.measured.append(self._measurement(name, before, steps))
+                self.measured.append(self._measurement(name, steps))
                 self.keep(self.measured)
             # Towers and optimisers can be large: those that are out make room for the next ones.
             for out in self._ranked(names, steps)[half(len(names)) :]:
                 self._contenders.pop(out.candidate, None)
 
-    def _measurement(self, name: str, before: int, steps: int) -> Measurement:
-        """Train a candidate from `before` steps, where it was measured, to `steps`; measure it."""
+    def _measurement(self, name: str, steps: int) -> Measurement:
+        """Train a candidate from its measurement before to `steps` steps, and measure it."""
         recipe, clock = self.candidates[name], self.clock or _clock_of(self.candidates[name])
         contender = self._contenders.pop(name, None) or Contender(recipe, self.dataset)
-        value, counted_from = math.nan, max(before, 1)
-        start = trained = clock()
+        # Not counted: compilation in the first step, and what an earlier session has counted.
+        stops = [1, *(each.steps for each in self.measured if each.candidate == name)]
+        value, start = math.nan, clock()
         try:
-            # Not counted: what an earlier session has counted, and compilation in the first step.
-            contender.train(counted_from, self._interrupted)
+            for stop in stops:  # one by one, for the same rounding as without an interruption
+                contender.train(stop, self._interrupted)
             start = clock()
             contender.train(steps, self._interrupted)
             trained = clock()
@@ -144,7 +145,7 @@ class Race:
             name,
             steps,
             value if math.isfinite(value) else None,
-            (trained - start) / max(steps - counted_from, 1),
+            (trained - start) / max(steps - stops[-1], 1),
             end - trained,
             end - start,
         )
