@@ -155,6 +155,7 @@ class Study:
                 "batch_size": BATCH_SIZE,
                 "history_length": HISTORY_LENGTH,
                 "min_history": MIN_HISTORY,
+                "sample_by": "user",
                 "lr": training.lr,
                 "schedule": "constant",
                 "exclude_seen": "no",

@@ -1,6 +1,6 @@
 import pytest
 
-from crossbatch.config import ModelConfig, Recipe, build
+from crossbatch.config import PAPER, ModelConfig, Recipe, build
 from crossbatch.errors import ConfigError
 
 
@@ -10,13 +10,23 @@ def load(tmp_path, text, *overrides):
     return Recipe.load(path, list(overrides))
 
 
-def test_defaults_are_the_papers_but_for_sampler_and_samples(tmp_path):
+def test_defaults_let_the_data_choose_and_use_every_interaction(tmp_path):
     recipe = load(tmp_path, "")
     assert recipe.sampler == {"name": "auto"}
-    assert recipe.train.batch_size == 128
-    assert recipe.model.dim == 64
-    assert (recipe.train.lr, recipe.train.patience) == (0.001, 20)
-    assert (recipe.train.min_history, recipe.train.sample_by) == (1, "user")
+    assert (recipe.model.name, recipe.model.dim) == ("auto", 256)
+    assert (recipe.train.min_history, recipe.train.sample_by) == (1, "interaction")
+
+
+def test_the_papers_settings_are_written_out():
+    recipe = Recipe.from_dict(PAPER)
+    assert (recipe.model.name, recipe.model.dim, recipe.model.normalize) == (
+        "youtube_dnn",
+        64,
+        False,
+    )
+    assert (recipe.train.batch_size, recipe.train.lr, recipe.train.adam) == (128, 0.001, "dense")
+    assert (recipe.train.min_history, recipe.train.sample_by) == (4, "user")
+    assert (recipe.loss.temperature, recipe.train.exclude_seen) == (1.0, "no")
 
 
 def test_round_trip_through_plain_dictionaries(tmp_path):
@@ -134,6 +144,6 @@ def test_a_changed_recipe_is_another_one():
     assert other.sampler == {"name": "in_batch"}
     assert other.model.tower == {"interests": 2}
     assert other.model.item_features == ("genres",)
-    assert (recipe.train.lr, recipe.model.tower) == (0.001, {})
+    assert (recipe.train.lr, recipe.model.tower) == (0.002, {})
     with pytest.raises(ConfigError, match="did you mean 'lr'"):
         recipe.changed(["train.lrr=1"])

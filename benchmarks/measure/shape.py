@@ -82,6 +82,7 @@ def recipe(model: str, sampler: str, shape: Shape, *, adam: str = "lazy") -> Rec
                 "batch_size": shape.B,
                 "history_length": shape.L,
                 "min_history": MIN_HISTORY,
+                "sample_by": "user",
                 "lr": 0.001,
                 "schedule": "constant",
                 "max_steps": 1_000_000,

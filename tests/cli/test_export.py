@@ -57,7 +57,7 @@ def test_recommend_from_either(crossbatch, workplace, source):
     document = json.loads(crossbatch(f"{line} --json", cwd=workplace).stdout)
     assert document["unknown"] == ["nobody"]
     assert [set(item) for item in document["items"]] == [
-        {"id", "key", "title", "score", "interest"}
+        {"id", "key", "title", "score", "interest", "because"}
     ] * 4
     assert document["items"][0]["title"] in table.stdout
 

@@ -15,6 +15,7 @@ from crossbatch.cli import app
 
 RECIPE = """
 [model]
+name = "youtube_dnn"
 dim = 8
 [sampler]
 name = "cross_batch"
@@ -87,7 +88,7 @@ def test_evaluate_as_json_repeats_the_result(crossbatch, workplace):
 
 def test_a_model_that_the_data_chooses(crossbatch, workplace, tmp_path):
     """The whole way: train, resume, evaluate and ask what `auto` chose."""
-    recipe = RECIPE.replace("[model]", '[model]\nname = "auto"\ntower = { first_steps = 5 }')
+    recipe = RECIPE.replace('name = "youtube_dnn"', 'name = "auto"\ntower = { first_steps = 5 }')
     (tmp_path / "recipe.toml").write_text(recipe)
     train = f"train {tmp_path}/recipe.toml --data data --out {tmp_path}/run"
     done = crossbatch(train, cwd=workplace)

@@ -13,6 +13,7 @@ from crossbatch.errors import ConfigError
 
 RECIPE = """
 [model]
+name = "youtube_dnn"
 dim = 8
 item_features = []
 [sampler]

@@ -8,7 +8,7 @@ pytest.importorskip("optuna")
 
 import optuna
 
-from crossbatch.config import Recipe
+from crossbatch.config import PAPER, Recipe
 from crossbatch.errors import ConfigError
 from crossbatch.tuning import Choice, Range, Space, default_space, read_space
 from crossbatch.tuning.space import toml_value
@@ -83,7 +83,10 @@ def test_own_values_are_those_in_the_space():
             "model.tower.hidden": Choice(("8",)),
         }
     )
-    assert space.own(Recipe()) == {"train.batch_size": 128, "loss.q": '"sampler_law"'}
+    assert space.own(Recipe.from_dict(PAPER)) == {
+        "train.batch_size": 128,
+        "loss.q": '"sampler_law"',
+    }
 
 
 @pytest.mark.parametrize("capacity", [2432, 7])

@@ -122,12 +122,13 @@ def read_trials(design: Design, out: Path) -> list[Trial]:
             for seed in design.seeds:
                 folder = _run(design, model, strategy, setting, seed).folder
                 if (out / folder / "result.json").is_file():
-                    value = deciding_metrics(read_run(out / folder).result).get(metric)
-                    if value is None:
+                    try:
+                        found = deciding_metrics(read_run(out / folder).result)
+                        values[folder] = float(found[metric])
+                    except (KeyError, TypeError, ValueError):
                         raise DataError(
                             f"{out / folder} has no validation {metric}: train the run again"
-                        )
-                    values[folder] = value
+                        ) from None
             if values:
                 scores, runs, steps = [*values.values()], [*values], design.budget or STEPS
                 trials.append(Trial(model, strategy, setting, overrides, scores, runs, steps))

@@ -33,11 +33,11 @@ def dataset_files(folder: Path) -> Iterator[Finding]:
         f"format {manifest['format_version']}, {len(manifest['files'])} files as written: "
         f"{dataset.num_users:,} users, {dataset.num_items:,} items",
     )
-    from crossbatch.config import Recipe
+    from crossbatch.config import PAPER, Recipe
     from crossbatch.training.auto_sampler import choose_sampler
 
     try:
-        yield ok("negatives", str(choose_sampler(Recipe(), dataset)))
+        yield ok("negatives", str(choose_sampler(Recipe.from_dict(PAPER), dataset)))
     except ConfigError as error:  # a dataset can be too small for the default batch
         yield note("negatives", str(error), "set train.batch_size in the recipe")
 
