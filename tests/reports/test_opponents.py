@@ -90,6 +90,8 @@ def test_unseen_metrics_stand_beside_the_papers(make_run: MakeRun) -> None:
     text = markdown.render([run, old])
     assert "Recall@50 (unseen)" in text
     assert "| 10.00 | – | 20.00 |" in text
+    assert "(unseen) leaves out" in text
+    assert "(unseen)" not in markdown.render([old])
 
 
 def test_gains_of_unseen_metrics_leave_the_users_of_the_others_alone(make_run: MakeRun) -> None:

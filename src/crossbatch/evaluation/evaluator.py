@@ -88,7 +88,7 @@ def evaluate_recommender(
     all_items, unseen_items = _Measured(popularity, ks), _Measured(popularity, ks)
     for batch in batches:
         seen = Seen.of(batch)
-        # Half a list to spare is enough for most users, and costs a tenth of a search.
+        # Half a list to spare is enough for most users; the others are searched for again.
         listed = recommend(batch, k + min(seen.longest, k // 2), None)
         unseen = unseen_lists(recommend, batch, k, listed, seen)
         all_items.add(listed[:, :k], batch.target_ids, batch.target_offsets)

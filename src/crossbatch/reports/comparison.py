@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 TABLE_METRICS = ("recall", "ndcg_comirec", "ndcg", "unseen_recall", "unseen_ndcg")
 TABLE_NOTE = (
-    "Metrics in %, means over test users with the whole catalogue ranked; (unseen) leaves out "
-    "everything that a user has had before. ± is the sample standard deviation over seeds. Gains "
-    "are relative, over the in-batch row of the same model and the seeds both have, with a 95 % "
-    "paired bootstrap interval over users and seeds."
+    "Metrics in %, means over test users with the whole catalogue ranked; ± is the sample standard "
+    "deviation over seeds. Gains are relative, over the in-batch row of the same model and the "
+    "seeds both have, with a 95 % paired bootstrap interval over users and seeds."
 )
+UNSEEN_NOTE = "(unseen) leaves out everything that a user has had before."
 MARKS_NOTE = "▲ and ▼ mark intervals that leave out zero. Bold: best of the column."
 # The other metrics have no better and worse, or no per-user values.
 GAIN_METRICS = ("recall", "ndcg_comirec", "ndcg", "hit_rate", "unseen_recall", "unseen_ndcg")
@@ -108,6 +108,12 @@ class Comparison:
     def table_metrics(self) -> list[str]:
         """The columns of the main table."""
         return [key for key in self.metrics if key.split("@")[0] in TABLE_METRICS]
+
+    @property
+    def note(self) -> str:
+        """What the numbers of the main table are."""
+        unseen = any(key.startswith(UNSEEN) for key in self.table_metrics)
+        return f"{TABLE_NOTE} {UNSEEN_NOTE}" if unseen else TABLE_NOTE
 
     @property
     def headline(self) -> str:

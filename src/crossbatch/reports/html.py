@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from crossbatch.files import write_file
 from crossbatch.reports import formatting, plots, summary, svg
-from crossbatch.reports.comparison import MARKS_NOTE, TABLE_NOTE, Comparison, Row, compare
+from crossbatch.reports.comparison import MARKS_NOTE, Comparison, Row, compare
 from crossbatch.reports.formatting import NOTHING, metric_name
 from crossbatch.reports.journal import number
 from crossbatch.reports.opponents import HEADS, TUNED_NOTE, opponent_tables
@@ -73,7 +73,7 @@ def render(runs: Sequence[Run], out: Path) -> str:
         facts=summary.facts(comparison, runs),
         caveats=summary.caveats(comparison, runs),
         warnings=summary.warnings(runs),
-        table_note=TABLE_NOTE,
+        table_note=comparison.note,
         marks_note=MARKS_NOTE,
         variants=variants,
         differing=telling_settings(variants),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from crossbatch.files import write_file
 from crossbatch.reports import formatting, summary
-from crossbatch.reports.comparison import TABLE_NOTE, Comparison, Row, compare
+from crossbatch.reports.comparison import Comparison, Row, compare
 from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.opponents import HEADS, TUNED_NOTE, opponent_tables
 from crossbatch.reports.variants import Variant, group_runs, telling_settings
@@ -49,7 +49,7 @@ def render(runs: Sequence[Run]) -> str:
         parts.append(
             _results([row for row in comparison.rows if row.dataset == dataset], comparison)
         )
-    parts.append(TABLE_NOTE)
+    parts.append(comparison.note)
     parts += _baselines(runs)
     parts += _settings(group_runs(runs))
     parts += ["## Runs", _runs(runs, comparison.headline)]
