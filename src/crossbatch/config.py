@@ -33,7 +33,7 @@ class ModelConfig:
         name: A key of `MODELS`, or `"auto"`: chosen by a race of candidates, whose options are then
             those of `tower`; see `training.auto_model`.
         dim: Dimension d of all vectors.
-        history: `"id"` (tied id table), `"content"` or `"item_tower"`; see `TwoTower`.
+        history: `"item_tower"`, `"id"` (tied id table) or `"content"`; see `TwoTower`.
         normalize: Whether vectors are L2-normalised.
         history_dropout: Share of history items dropped at random in training.
         item_features: Names of the content features to use; `["*"]` for all that the data has.
@@ -44,7 +44,7 @@ class ModelConfig:
 
     name: str = "auto"
     dim: int = 256
-    history: str = "id"
+    history: str = "item_tower"
     normalize: bool = True
     history_dropout: float = 0.3
     item_features: tuple[str, ...] = ("*",)
@@ -106,7 +106,7 @@ class TrainConfig:
         weight_decay: Decoupled decay of the parameters that the batch uses.
         accumulate: Batches per optimiser step.
         precision: `"float32"`, or `"bfloat16"` for autocast.
-        max_steps: Longest training, in batches; 0 for six passes over the training samples.
+        max_steps: Longest training, in batches; 0 for five passes over the training samples.
         eval_every: Batches between evaluations on the validation users.
         eval_users: Validation users per evaluation during training, always the same random choice;
             0 for all. The final result always uses all users.
@@ -137,7 +137,7 @@ class TrainConfig:
     precision: str = "float32"
     max_steps: int = 0
     eval_every: int = 1000
-    eval_users: int = 2_000
+    eval_users: int = 1_000
     patience: int = 20
     patience_from_warmup: bool = True
     metric: str = "recall@50"
@@ -184,6 +184,7 @@ PAPER: dict[str, dict[str, Any]] = {
     "model": {
         "name": "youtube_dnn",
         "dim": 64,
+        "history": "id",
         "normalize": False,
         "history_dropout": 0.0,
         "item_features": [],

@@ -16,7 +16,7 @@ from crossbatch.kernels.unit_vectors import unit_vectors
 from crossbatch.queries import Queries
 
 from .checks import check_choice, check_share
-from .dense import mlp
+from .dense import identity_layer, mlp
 from .embedding import set_sparse
 from .features import FeatureEncoder, FeatureTable
 from .history import History, PaddedHistory, drop_items, real_items
@@ -76,6 +76,8 @@ class TwoTower(nn.Module):
             self.profile = FeatureEncoder(user_features, user_feature_dims)
             set_sparse(self.profile, sparse)
             self.fuse = mlp(dim + self.profile.dim, user_hidden, dim)
+            if not user_hidden:  # begin with the history alone: profiles are learned on top of it
+                self.fuse[0] = identity_layer(dim + self.profile.dim, dim)
 
     def forward(
         self, history: Tensor, item_ids: Tensor, user_ids: Tensor | None = None

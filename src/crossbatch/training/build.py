@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from crossbatch.models import TwoTower
     from crossbatch.training.distributed.ranks import Ranks
 
-PASSES = 6  # over the training samples, where a recipe does not say how long to train
+PASSES = 5  # over the training samples, where a recipe does not say how long to train
 # `[sampler] name = "auto"`: what a step may cost, as a multiple of the in-batch step.
 AUTO: dict[str, Any] = {"name": "auto", "budget": 1.2}
 
