@@ -4,7 +4,8 @@
     best = race.run()[0]
 
 Successive halving: all candidates train for a few steps and are measured; the better half trains on
-until it has twice the steps, and so forth until one is left or the next round would take too long.
+until it has twice the steps, and so forth. The last two go on until the time is used up: a tower
+that learns fast at first is often not the better one later.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Measurement:
 
 @dataclass(slots=True)
 class Race:
-    """A race of resolved recipes; the same one for the same seed, as long as the time suffices.
+    """A race of resolved recipes; for the same seed, time decides only when it ends.
 
     Attributes:
         candidates: Recipes by name, which share `train.max_steps` and `train.accumulate`.
@@ -92,7 +93,7 @@ class Race:
             while True:
                 self._round(names, steps)
                 ranked = self._ranked(names, steps)
-                ahead = [each for each in ranked[: half(len(ranked))] if each.value is not None]
+                ahead = [each for each in ranked[: going_on(len(ranked))] if each.value is not None]
                 further = min(2 * steps, train.max_steps)
                 if len(ahead) < 2 or further == steps or not self._fits(ahead, further):
                     return ranked
@@ -119,7 +120,7 @@ class Race:
                 self.measured.append(self._measurement(name, steps))
                 self.keep(self.measured)
             # Towers and optimisers can be large: those that are out make room for the next ones.
-            for out in self._ranked(names, steps)[half(len(names)) :]:
+            for out in self._ranked(names, steps)[going_on(len(names)) :]:
                 self._contenders.pop(out.candidate, None)
 
     def _measurement(self, name: str, steps: int) -> Measurement:
@@ -182,9 +183,9 @@ class Contender:
         self.trainer.optimizer.flush()
 
 
-def half(count: int) -> int:
-    """How many of `count` candidates go on."""
-    return (count + 1) // 2
+def going_on(count: int) -> int:
+    """How many of `count` candidates go on: the better half, and no fewer than two."""
+    return max(2, (count + 1) // 2)
 
 
 def _clock_of(recipe: Recipe) -> Callable[[], float]:
