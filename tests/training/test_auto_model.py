@@ -96,7 +96,8 @@ def finished(dataset, tmp_path_factory):
 def test_the_measure_decides(dataset, tmp_path, order, second, name, length):
     choice = choose(dataset, tmp_path / "run", prefers(*order))
     measured = [(each["candidate"], each["steps"]) for each in choice.measured]
-    assert measured == [*((each, 3) for each in ROUND), *((each, 6) for each in second)]
+    later = [(each, steps) for steps in (6, 12, 24, 40) for each in second]
+    assert measured == [*((each, 3) for each in ROUND), *later]
     recipe = choice.applied_to(AUTO)
     assert (recipe.model.name, recipe.train.history_length) == (name, length)
     assert recipe.model.tower == ({"pooling": "recency"} if name == "youtube_dnn" else {})
@@ -146,7 +147,7 @@ def test_what_is_said_and_recorded(finished):
         "within 120 CPU seconds"
     )
     assert re.fullmatch(
-        rf"model chosen: {result['model']} \(.*history_length = \d+\), because after 6 steps its "
+        rf"model chosen: {result['model']} \(.*history_length = \d+\), because after 40 steps its "
         r"recall@50 of validation users was \d+\.\d\d %, against \d+\.\d\d % of .*; 4 candidates "
         r"were compared in \d+ CPU seconds",
         heard[1],

@@ -56,6 +56,10 @@ def steps_taken(monkeypatch):
     return taken
 
 
+def short(recipe):
+    return replace(recipe, train=replace(recipe.train, max_steps=6))
+
+
 def schedule(measured):
     return [(each.candidate, each.steps) for each in measured]
 
@@ -66,10 +70,24 @@ def test_the_better_half_goes_on_with_twice_the_steps(dataset, candidates, steps
     assert schedule(race.measured) == [
         *((name, 3) for name in "abcde"),
         *((name, 6) for name in "bda"),  # the better half of five is three
-        *((name, 12) for name in "bd"),
+        *((name, steps) for steps in (12, 24, 48, 60) for name in "bd"),  # to the end of the run
     ]
-    assert schedule(last) == [("b", 12), ("d", 12)]  # of equals, the first
-    assert steps_taken == {"a": 6, "b": 12, "c": 3, "d": 12, "e": 3}  # on from where they were
+    assert schedule(last) == [("b", 60), ("d", 60)]  # of equals, the first
+    assert steps_taken == {"a": 6, "b": 60, "c": 3, "d": 60, "e": 3}  # on from where they were
+
+
+def test_the_last_two_may_change_places(dataset, candidates, steps_taken):
+    """One that learns fast at first is overtaken, if there is time."""
+    three = {name: candidates[name] for name in "abc"}
+
+    def learning(_, recipe):
+        name = NAMES[recipe.train.history_length]
+        return {"a": 0.6, "b": 1 - 1 / steps_taken[name], "c": 0.1}[name]
+
+    for seconds, winner in ((1, "a"), (1e9, "b")):
+        steps_taken.clear()
+        last = Race(three, dataset, learning, 2, seconds, clock=steps_taken.clock).run()
+        assert last[0].candidate == winner
 
 
 def test_a_race_does_not_train_longer_than_the_run(dataset, candidates, steps_taken):
@@ -88,7 +106,7 @@ def test_no_comparison_falls_within_an_optimiser_step(dataset, candidates):
         name: replace(candidates[name], train=replace(candidates[name].train, **train))
         for name in "ab"
     }
-    assert {each.steps for each in Race(pair, dataset, by_name, 3, 1e9).run()} == {4}
+    assert {each.steps for each in Race(pair, dataset, by_name, 3, 1e-9).run()} == {4}
 
 
 @pytest.mark.parametrize(
@@ -100,6 +118,8 @@ def test_no_comparison_falls_within_an_optimiser_step(dataset, candidates):
         (35, [3, 6], 35),
         (50, [3, 6], 35),  # the third, 2 · (6 + 2)
         (51, [3, 6, 12], 51),
+        (78, [3, 6, 12], 51),  # the fourth, 2 · (12 + 2)
+        (79, [3, 6, 12, 24], 79),
     ],
 )
 def test_a_round_that_does_not_fit_is_not_begun(
@@ -135,7 +155,8 @@ def test_candidates_learn_what_they_learn_alone(dataset, candidates):
         seen[recipe.train.history_length] = {k: v.clone() for k, v in model.state_dict().items()}
         return by_name(model, recipe)
 
-    Race({"a": dropout, "b": candidates["b"], "c": candidates["c"]}, dataset, spy, 3, 1e9).run()
+    race = {"a": short(dropout), "b": short(candidates["b"]), "c": short(candidates["c"])}
+    Race(race, dataset, spy, 3, 1e9).run()
     for key, value in trainer.model.state_dict().items():
         assert torch.equal(seen[LENGTHS["a"]][key], value)
 
