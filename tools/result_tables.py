@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from crossbatch.reports import formatting
 from crossbatch.reports.comparison import Estimate, Gain
 from crossbatch.reports.markdown import pipe_table
+from crossbatch.reports.opponents import BASELINE_NAMES
 from crossbatch.reproduce.experiments import WRITERS
 from crossbatch.reproduce.folder import GridFolder
 
@@ -33,7 +34,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 from auto_quality import write_judgement  # noqa: E402 (a script outside the package)
 
-PAGES = ("README.md", "docs/results.md", "docs/negatives.md")
+PAGES = ("README.md", "docs/results.md", "docs/negatives.md", "docs/evaluation.md")
 FIGURES = {  # of docs/results/
     "book-1m": ("curves", "gain", "table2"),
     "book-1m/short-6000": ("drift", "lemma"),
@@ -203,7 +204,57 @@ def bank_rules(*names: str) -> str:
     return table(heads, lines)
 
 
+def opponents(*names: str) -> str:
+    """Runs with default settings against tuned baselines, seen items left out."""
+    heads = ["data", "", "recall@50", "NDCG@50", "recall@50 of tail items", "CPU s"]
+    heads += ["default − this, recall@50", "default − this, NDCG@50"]
+    lines = []
+    for name in names:
+        record = json.loads((RESULTS / "opponents" / f"{name}.json").read_text())
+        runs, means = record["ours"]["runs"], record["ours"]["means"]
+        tail = sum(run["test"]["tail_recall@50"] for run in runs) / len(runs)
+        costs = [sum(run["cpu_seconds"].values()) for run in runs]
+        towers = ", ".join(sorted({f"`{run['model']}`" for run in runs}))
+        lines.append(
+            [
+                DATA[name],
+                f"**crossbatch, defaults** ({towers}; {len(runs)} seeds)",
+                *(f"**{100 * v:.2f}** ± {100 * sd:.2f}" for v, sd in _values(means)),
+                f"{100 * tail:.1f}",
+                f"{sum(costs) / len(costs):.0f}",
+                "",
+                "",
+            ]
+        )
+        for row in record["opponents"]:
+            if "left_out" in row:
+                continue
+            test, gaps = row["test"], row["difference"]
+            lines.append(
+                [
+                    "",
+                    BASELINE_NAMES[row["name"]],
+                    *(f"{100 * test[key]:.2f}" for key in ("recall@50", "ndcg@50")),
+                    f"{100 * test['tail_recall@50']:.1f}",
+                    f"{row['fit_cpu_seconds']:.1f} ({row['tuning_cpu_seconds']:.0f})",
+                    *(_difference(gaps[key]) for key in ("recall@50", "ndcg@50")),
+                ]
+            )
+    return table(heads, lines)
+
+
+def _values(means: dict[str, list[float]]) -> list[list[float]]:
+    return [means["recall@50"], means["ndcg@50"]]
+
+
+def _difference(gap: list[float]) -> str:
+    value, low, high = (100 * number for number in gap)
+    mark = "▲ " if low > 0 else "▼ " if high < 0 else ""
+    return f"{mark}{value:+.2f} [{low:+.2f}, {high:+.2f}]".replace("-", "−")
+
+
 TABLES: dict[str, Callable[..., str]] = {
+    "opponents": opponents,
     "table1": table1,
     "spared": spared,
     "table2": table2,

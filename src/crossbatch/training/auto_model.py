@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 AUTO: dict[str, Any] = {"race_seconds": 60.0, "first_steps": 500}
 MOST_USERS = 1_000  # validation users that a candidate is measured on
 # What a candidate puts into `[model]` and `[train]`; a history length that the recipe sets stays.
-# GRU4REC is not: on MovieLens-1M it was level with recency pooling, and took eight times as long.
+# GRU4REC is not among them: a step of it takes several times as long.
 CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
     "10 recent items": {
         "model": {"name": "recent_items", "tower": {}},

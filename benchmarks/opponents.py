@@ -1,0 +1,123 @@
+"""Runs of one recipe with several seeds against tuned baselines, on the same test users.
+
+    python benchmarks/opponents.py --data book-1m --runs runs/s0 runs/s1 runs/s2 \
+        --out results/opponents/book-1m.json
+
+Baselines are tuned on validation users by recall@50 without seen items, as `crossbatch evaluate`
+does. A difference is of the mean over seeds from a baseline, with a 95 % interval over users drawn
+in pairs. Processor time is that of one thread: set OMP_NUM_THREADS=1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crossbatch.bootstrap import paired_difference
+from crossbatch.data import Dataset, open_dataset
+from crossbatch.evaluation.baselines import BASELINES
+from crossbatch.evaluation.evaluator import evaluate_recommender
+from crossbatch.evaluation.popularity import Popularity
+from crossbatch.evaluation.tuned_baselines import tune_baseline
+from crossbatch.files import read_document, write_document
+
+METRICS = ("recall@20", "recall@50", "ndcg@50")
+DECIDES = "recall@50"
+
+
+def ours(runs: list[Path]) -> dict[str, Any]:
+    """Test metrics of each run with seen items left out, its model and what it cost."""
+    rows = []
+    for run in runs:
+        result = read_document(run / "result.json", "train the run")
+        config = read_document(run / "config.json", "train the run")
+        race = [each["seconds"] for each in config.get("race", {}).get("measured", [])]
+        steps = result["cpu_seconds_per_1000_steps"] * result["steps"] / 1000
+        rows.append(
+            {
+                "seed": result["seed"],
+                "model": result["model"],
+                "history_length": config["train"]["history_length"],
+                "test": {
+                    name: result["test_unseen"][name] for name in (*METRICS, "tail_recall@50")
+                },
+                "cpu_seconds": {"race": sum(race), "steps": steps},
+            }
+        )
+    return {"runs": rows, "means": {name: _mean(rows, name) for name in METRICS}}
+
+
+def _mean(rows: list[dict[str, Any]], name: str) -> list[float]:
+    """Mean and standard deviation over seeds."""
+    values = [row["test"][name] for row in rows]
+    return [float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0]
+
+
+def per_user(runs: list[Path], name: str) -> np.ndarray:
+    """`[U]` mean over the runs of each test user's metric."""
+    return np.mean([np.load(run / "per_user" / f"test_unseen_{name}.npy") for run in runs], axis=0)
+
+
+def first_reached(runs: list[Path], value: float) -> list[float | None]:
+    """Processor seconds of steps until each run's validation metric reached `value`."""
+    found: list[float | None] = []
+    for run in runs:
+        lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+        passed = [e["cpu_seconds"] for e in lines if e["event"] == "eval" and e["value"] >= value]
+        found.append(passed[0] if passed else None)
+    return found
+
+
+def opponent(dataset: Dataset, name: str, runs: list[Path]) -> dict[str, Any]:
+    """A baseline, tuned and measured, and how far the runs are from it."""
+    obstacle = BASELINES[name].obstacle(dataset)
+    if obstacle:
+        return {"name": name, "left_out": obstacle}
+    tuned = tune_baseline(dataset, name, exclude_history=True)
+    popularity = Popularity.from_counts(dataset.item_counts)
+    test = evaluate_recommender(
+        tuned.recommend, dataset.eval_batches("test"), popularity=popularity
+    ).unseen
+    assert test is not None
+    differences = {}
+    for metric in METRICS:
+        gap = paired_difference(per_user(runs, metric), test.per_user[metric])
+        differences[metric] = [gap.value, gap.low, gap.high]
+    return {
+        "name": name,
+        "settings": dict(tuned.settings),
+        "test": {metric: test.means()[metric] for metric in (*METRICS, "tail_recall@50")},
+        "valid": tuned.value,
+        "fit_cpu_seconds": tuned.fit_cpu_seconds,
+        "tuning_cpu_seconds": tuned.tuning_cpu_seconds,
+        "difference": differences,
+        "reached_after_cpu_seconds": first_reached(runs, tuned.value),
+    }
+
+
+def main() -> None:
+    """Measure the baselines of one dataset and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, nargs="+", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    dataset = open_dataset(arguments.data)
+    record = {
+        "data": arguments.data.name,
+        "test_users": dataset.num_eval_users("test"),
+        "ours": ours(arguments.runs),
+        "opponents": [opponent(dataset, name, arguments.runs) for name in BASELINES],
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    write_document(arguments.out, record)
+    for row in record["opponents"]:
+        print(row["name"], row.get("left_out") or {k: row[k] for k in ("test", "difference")})
+
+
+if __name__ == "__main__":
+    main()
