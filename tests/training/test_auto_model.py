@@ -37,11 +37,21 @@ del DOCUMENT["train"]["history_length"]
 AUTO = Recipe.from_dict(DOCUMENT)
 
 
-@pytest.fixture(autouse=True)
-def _a_fourth_candidate(monkeypatch):
-    """Four, so that half of them is more than one."""
-    tower = {"model": {"name": "gru4rec", "tower": {}}, "train": {"history_length": 50}}
-    monkeypatch.setitem(CANDIDATES, "GRU4REC", tower)
+@pytest.fixture(scope="module", autouse=True)
+def _four_candidates():
+    """More than the library has, so that a half of them is more than one."""
+    recent = {"name": "recent_items", "tower": {}}
+    pooling = CANDIDATES["recency pooling"]
+    before = dict(CANDIDATES)
+    CANDIDATES.clear()
+    CANDIDATES["10 recent items"] = {"model": recent, "train": {"history_length": 10}}
+    CANDIDATES["20 recent items"] = {"model": recent, "train": {"history_length": 20}}
+    CANDIDATES["recency pooling"] = pooling
+    gru = {"name": "gru4rec", "tower": {}}
+    CANDIDATES["GRU4REC"] = {"model": gru, "train": {"history_length": 50}}
+    yield
+    CANDIDATES.clear()
+    CANDIDATES.update(before)
 
 
 def prefers(*names):
@@ -150,12 +160,12 @@ def test_what_is_said_and_recorded(finished):
     assert result["race"] | {"seal": config["race"]["seal"]} == config["race"]
     assert result["model"] == config["model"]["name"] == config["race"]["settings"]["model"]["name"]
     assert heard[0] == (
-        'model.name is "auto": 3 candidates train for 3 steps each and the better half goes on, '
+        'model.name is "auto": 4 candidates train for 3 steps each and the better half goes on, '
         "within 60 CPU seconds"
     )
     assert re.fullmatch(
         rf"model chosen: {result['model']} \(.*history_length = \d+\), because after 40 steps its "
-        r"recall@50 of validation users was \d+\.\d\d %, against \d+\.\d\d % of .*; 3 candidates "
+        r"recall@50 of validation users was \d+\.\d\d %, against \d+\.\d\d % of .*; 4 candidates "
         r"were compared in \d+ CPU seconds",
         heard[1],
     )

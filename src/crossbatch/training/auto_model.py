@@ -38,13 +38,9 @@ MOST_USERS = 1_000  # validation users that a candidate is measured on
 # What a candidate puts into `[model]` and `[train]`; a history length that the recipe sets stays.
 # GRU4REC is not among them: a step of it takes several times as long.
 CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
-    "10 recent items": {
+    "recent items": {
         "model": {"name": "recent_items", "tower": {}},
         "train": {"history_length": 10},
-    },
-    "20 recent items": {
-        "model": {"name": "recent_items", "tower": {}},
-        "train": {"history_length": 20},
     },
     "recency pooling": {
         "model": {"name": "youtube_dnn", "tower": {"pooling": "recency"}},
