@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import pytest
 
 from crossbatch.config import PAPER, ModelConfig, Recipe, build
 from crossbatch.errors import ConfigError
+from crossbatch.training import auto_model
+from crossbatch.training.build import AUTO
 
 
 def load(tmp_path, text, *overrides):
@@ -147,3 +151,12 @@ def test_a_changed_recipe_is_another_one():
     assert (recipe.train.lr, recipe.model.tower) == (0.002, {})
     with pytest.raises(ConfigError, match="did you mean 'lr'"):
         recipe.changed(["train.lrr=1"])
+
+
+def test_the_strong_recipe_writes_the_defaults_out():
+    path = Path(__file__).parents[1] / "recipes" / "strong.toml"
+    strong, defaults = Recipe.load(path).to_dict(), Recipe().to_dict()
+    assert strong["model"].pop("tower") == auto_model.AUTO
+    assert strong["sampler"] == AUTO
+    del defaults["model"]["tower"], strong["sampler"], defaults["sampler"]
+    assert strong == defaults
