@@ -93,7 +93,7 @@ def test_a_model_that_the_data_chooses(crossbatch, workplace, tmp_path):
     train = f"train {tmp_path}/recipe.toml --data data --out {tmp_path}/run"
     done = crossbatch(train, cwd=workplace)
     assert done.returncode == 0, done.stderr
-    assert "4 candidates train for 5 steps" in done.stderr
+    assert "2 candidates train for 5 steps" in done.stderr
     assert "model chosen: " in done.stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     config = json.loads((tmp_path / "run" / "config.json").read_text())

@@ -152,17 +152,22 @@ def test_profile_is_joined_to_every_interest(ages):
     model = TwoTower(ItemTower(NUM_ITEMS, DIM), FirstAndLast(), user_features={"age": ages})
     history, users = torch.tensor([[4, 9], [7, 2]]), torch.tensor([3, 6])
     plain = TwoTower(model.item_tower, FirstAndLast()).users(history)
-    torch.testing.assert_close(model.users(history, users), plain)  # at first the history alone
     (layer,) = model.fuse
-    torch.nn.init.normal_(layer.weight)
     joined = torch.cat([plain, torch.tensor([[[-2.0]] * 2, [[1.0]] * 2])], dim=-1)
     expected = joined @ layer.weight.T + layer.bias
     torch.testing.assert_close(model.users(history, users), expected)
 
 
+def test_a_tower_that_passes_items_through_does_so_beside_a_profile(ages):
+    tower, items = YouTubeDNN(DIM, pooling="recency"), ItemTower(NUM_ITEMS, DIM)
+    model = TwoTower(items, tower, user_features={"age": ages})
+    history = torch.tensor([[4, 0], [7, 0]])
+    found = model.users(history, torch.tensor([3, 6]))[:, 0]
+    torch.testing.assert_close(found, items(torch.tensor([4, 7])))
+
+
 def test_profile_of_unknown_users_is_zero(ages):
     model = TwoTower(ItemTower(NUM_ITEMS, DIM), SumTower(), user_features={"age": ages}).eval()
-    torch.nn.init.normal_(model.fuse[0].weight)  # it begins without the profile
     history = torch.tensor([[4, 9], [4, 9]])
     zero_age = model.users(history, torch.tensor([5, 5]))
     assert not torch.allclose(zero_age, model.users(history, torch.tensor([0, 0])))
@@ -181,7 +186,6 @@ def test_tables_of_the_profile_have_the_gradients_asked_for(sparse):
     model = TwoTower(
         ItemTower(NUM_ITEMS, DIM), SumTower(), user_features={"job": jobs}, sparse=sparse
     )
-    torch.nn.init.normal_(model.fuse[0].weight)  # it begins without the profile
     model.users(torch.tensor([[4, 9]]), torch.tensor([3])).sum().backward()
     gradient = model.profile.encoders[0].embedding.weight.grad
     assert gradient.is_sparse == sparse

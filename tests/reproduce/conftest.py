@@ -39,6 +39,7 @@ BASE = Recipe.from_dict(
         "sampler": {"name": "cross_batch", "warmup_steps": 20},
         "loss": {"temperature": 1.0},
         "train": {
+            "sample_by": "user",
             "schedule": "constant",
             "adam": "dense",
             "batch_size": 32,

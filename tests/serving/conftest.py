@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     import torch
 
-BASE = {"name": "youtube_dnn", "dim": 8, "normalize": False, "history_dropout": 0.0}
+BASE = {"name": "youtube_dnn", "dim": 8, "history": "id", "normalize": False}
+BASE |= {"history_dropout": 0.0}
 TRAIN = {
     "schedule": "constant",
     "adam": "dense",

@@ -20,10 +20,17 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 # A run of seconds: 60 steps, an evaluation every 20, a bank that is read from step 20 on.
 RECIPE = Recipe.from_dict(
     {
-        "model": {"name": "youtube_dnn", "dim": 8, "normalize": False, "history_dropout": 0.0},
+        "model": {
+            "name": "youtube_dnn",
+            "dim": 8,
+            "history": "id",
+            "normalize": False,
+            "history_dropout": 0.0,
+        },
         "sampler": {"name": "cross_batch", "capacity": 70, "warmup_steps": 20},
         "loss": {"temperature": 1.0},
         "train": {
+            "sample_by": "user",
             "schedule": "constant",
             "adam": "dense",
             "batch_size": 32,

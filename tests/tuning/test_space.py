@@ -101,7 +101,8 @@ def test_the_default_space_contains_the_recipe(capacity):
     space = default_space(recipe)
     assert set(space.own(recipe)) == set(space.keys)
     assert "loss.temperature" in space.keys
-    assert set(default_space(Recipe(sampler={"name": "uniform"})).keys) == {
+    dot_products = Recipe.from_dict(PAPER | {"sampler": {"name": "uniform"}})
+    assert set(default_space(dot_products).keys) == {
         "train.lr",
         "model.history_dropout",
     }

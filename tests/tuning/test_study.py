@@ -29,6 +29,7 @@ RECIPE = Recipe.from_dict(
         "sampler": {"name": "cross_batch", "capacity": 64, "warmup_steps": 10},
         "loss": {"temperature": 1.0},
         "train": {
+            "sample_by": "user",
             "schedule": "constant",
             "adam": "dense",
             "batch_size": 32,

@@ -29,6 +29,7 @@ class RecentItems(nn.Module):
         learn_temperature: Whether the temperature is a parameter that starts there.
     """
 
+    begins_as_identity = True
     log_temperature: Tensor
 
     def __init__(

@@ -76,7 +76,8 @@ class TwoTower(nn.Module):
             self.profile = FeatureEncoder(user_features, user_feature_dims)
             set_sparse(self.profile, sparse)
             self.fuse = mlp(dim + self.profile.dim, user_hidden, dim)
-            if not user_hidden:  # begin with the history alone: profiles are learned on top of it
+            # A tower that begins by passing items through does so with a profile beside it too.
+            if getattr(user_tower, "begins_as_identity", False) and not user_hidden:
                 self.fuse[0] = identity_layer(dim + self.profile.dim, dim)
 
     def forward(

@@ -40,10 +40,11 @@ class YouTubeDNN(nn.Module):
         check_choice("pooling", pooling, POOLINGS)
         self.dim, self.input_dim = dim, input_width(input_dim, dim)
         self.layers = mlp(self.input_dim, hidden, dim, relu=relu)
+        self.begins_as_identity = pooling == "recency" and not hidden
         self.log_weights: nn.Parameter | None = None
         if pooling == "recency":
             self.log_weights = nn.Parameter(-DECAY * torch.arange(AGES))  # of each age
-            if not hidden:
+            if self.begins_as_identity:
                 self.layers[0] = identity_layer(self.input_dim, dim)
 
     def forward(self, history: History) -> Tensor:

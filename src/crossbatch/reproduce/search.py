@@ -122,9 +122,9 @@ def read_trials(design: Design, out: Path) -> list[Trial]:
             for seed in design.seeds:
                 folder = _run(design, model, strategy, setting, seed).folder
                 if (out / folder / "result.json").is_file():
+                    result = read_run(out / folder).result
                     try:
-                        found = deciding_metrics(read_run(out / folder).result)
-                        values[folder] = float(found[metric])
+                        values[folder] = float(deciding_metrics(result)[metric])
                     except (KeyError, TypeError, ValueError):
                         raise DataError(
                             f"{out / folder} has no validation {metric}: train the run again"

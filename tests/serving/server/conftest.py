@@ -64,6 +64,7 @@ def trained(dataset: Dataset, folder: Path, model: Mapping[str, object], name: s
                 "name": "youtube_dnn",
                 "dim": 8,
                 "item_features": [],
+                "history": "id",
                 "normalize": False,
                 "history_dropout": 0.0,
                 **model,

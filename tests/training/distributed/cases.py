@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from crossbatch.config import Recipe
+from crossbatch.config import PAPER, Recipe
 from crossbatch.data import Dataset
 from crossbatch.evaluation.distributed import ItemShards
 from crossbatch.evaluation.runs import RunEvaluator
@@ -59,7 +59,7 @@ CATALOGUES = (2, 5, 50, 1000)
 
 def recipe_of(case: str) -> Recipe:
     document = Recipe().to_dict()
-    document["model"] |= {"name": "youtube_dnn", "dim": 8, "normalize": False}
+    document["model"] |= {"name": "youtube_dnn", "dim": 8, "history": "id", "normalize": False}
     document["model"]["history_dropout"] = 0.0
     document["loss"]["temperature"] = 1.0
     document["train"] |= {"schedule": "constant", "adam": "dense", "max_steps": 1_000_000}
@@ -99,7 +99,7 @@ def outcome(dataset: Dataset, case: str, ranks: Ranks | None) -> dict[str, Any]:
 def counted_bytes(dataset: Dataset, ranks: Ranks, batch_size: int) -> float:
     """Bytes that this rank receives in a step, counted message by message."""
     document = {
-        "model": {"name": "youtube_dnn", "dim": 8, "item_features": [], "user_features": []},
+        "model": PAPER["model"] | {"dim": 8},
         "sampler": BANK,
         "train": {"batch_size": batch_size, "device": "cpu"},
     }
