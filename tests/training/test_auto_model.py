@@ -161,7 +161,7 @@ def test_what_is_said_and_recorded(finished):
     assert result["model"] == config["model"]["name"] == config["race"]["settings"]["model"]["name"]
     assert heard[0] == (
         'model.name is "auto": 4 candidates train for 3 steps each and the better half goes on, '
-        "within 60 CPU seconds"
+        "within 120 CPU seconds"
     )
     assert re.fullmatch(
         rf"model chosen: {result['model']} \(.*history_length = \d+\), because after 40 steps its "

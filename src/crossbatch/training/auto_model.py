@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from crossbatch.training.run_folder import RunFolder
 
 # `[model.tower]` of an auto model: CPU seconds of the race, and steps before the first comparison.
-AUTO: dict[str, Any] = {"race_seconds": 60.0, "first_steps": 500}
+AUTO: dict[str, Any] = {"race_seconds": 120.0, "first_steps": 500}
 MOST_USERS = 1_000  # validation users that a candidate is measured on
 # What a candidate puts into `[model]` and `[train]`; a history length that the recipe sets stays.
 # GRU4REC is not among them: a step of it takes several times as long.
