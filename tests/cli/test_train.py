@@ -213,10 +213,14 @@ def test_help_lists_the_commands_without_importing_torch():
 def test_every_recipe_builds(workplace, path):
     from crossbatch.config import Recipe
     from crossbatch.data import open_dataset
+    from crossbatch.training.auto_model import candidates_of
     from crossbatch.training.build import build_sampler, build_towers, resolve
 
     overrides = ["model.item_features=[]"] if path.stem == "ml-1m" else []
     dataset = open_dataset(workplace / "data")
     recipe = resolve(Recipe.load(path, overrides), dataset)
-    build_towers(recipe, dataset)
-    build_sampler(recipe, dataset)
+    auto = recipe.model.name == "auto"
+    for each in candidates_of(recipe).values() if auto else [recipe]:
+        build_towers(each, dataset)
+    if recipe.sampler["name"] != "auto":
+        build_sampler(recipe, dataset)
