@@ -160,7 +160,7 @@ def test_what_is_said_and_recorded(finished):
     assert result["race"] | {"seal": config["race"]["seal"]} == config["race"]
     assert result["model"] == config["model"]["name"] == config["race"]["settings"]["model"]["name"]
     assert heard[0] == (
-        'model.name is "auto": 4 candidates train for 3 steps each and the better half goes on, '
+        'model.name is "auto": 4 candidates train for 3 steps each and the better half continues, '
         "within 120 CPU seconds"
     )
     assert re.fullmatch(

@@ -102,7 +102,7 @@ def unseen_lists(
     if bool(short.any()):
         again = short.nonzero().squeeze(1)
         few = _Users(batch.user_ids[again], batch.history[again])
-        # Towers that draw random numbers go on as if there had been no second search.
+        # Towers that draw random numbers continue as if there had been no second search.
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             ranked[again] = recommend(few, k, seen.padded(again))
     return ranked

@@ -122,7 +122,7 @@ def choose_model(
         steps = min(options["first_steps"], recipe.train.max_steps)
         say(
             f'model.name is "auto": {len(record.candidates)} candidates train for {steps:,} steps '
-            f"each and the better half goes on, within {seconds:g} CPU seconds"
+            f"each and the better half continues, within {seconds:g} CPU seconds"
         )
         measured, keep = record.read(dataset), record.write
         race = Race(record.candidates, dataset, measure, steps, seconds, measured, keep, clock)

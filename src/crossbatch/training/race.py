@@ -4,7 +4,7 @@
     best = race.run()[0]
 
 Successive halving: all candidates train for a few steps and are measured; the better half trains on
-until it has twice the steps, and so forth. The last two go on until the time is used up: a tower
+until it has twice the steps, and so forth. The last two continue until the time is used up: a tower
 that learns fast at first is often not the better one later.
 """
 
@@ -93,7 +93,7 @@ class Race:
             while True:
                 self._round(names, steps)
                 ranked = self._ranked(names, steps)
-                ahead = [each for each in ranked[: going_on(len(ranked))] if each.value is not None]
+                ahead = [each for each in ranked[: continuing(len(ranked))] if each.value is not None]
                 further = min(2 * steps, train.max_steps)
                 if len(ahead) < 2 or further == steps or not self._fits(ahead, further):
                     return ranked
@@ -120,7 +120,7 @@ class Race:
                 self.measured.append(self._measurement(name, steps))
                 self.keep(self.measured)
             # Towers and optimisers can be large: those that are out make room for the next ones.
-            for out in self._ranked(names, steps)[going_on(len(names)) :]:
+            for out in self._ranked(names, steps)[continuing(len(names)) :]:
                 self._contenders.pop(out.candidate, None)
 
     def _measurement(self, name: str, steps: int) -> Measurement:
@@ -183,8 +183,8 @@ class Contender:
         self.trainer.optimizer.flush()
 
 
-def going_on(count: int) -> int:
-    """How many of `count` candidates go on: the better half, and no fewer than two."""
+def continuing(count: int) -> int:
+    """How many of `count` candidates continue: the better half, and no fewer than two."""
     return max(2, (count + 1) // 2)
 
 
