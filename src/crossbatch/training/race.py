@@ -93,7 +93,7 @@ class Race:
             while True:
                 self._round(names, steps)
                 ranked = self._ranked(names, steps)
-                ahead = [each for each in ranked[: continuing(len(ranked))] if each.value is not None]
+                ahead = [each for each in ranked[: staying(len(ranked))] if each.value is not None]
                 further = min(2 * steps, train.max_steps)
                 if len(ahead) < 2 or further == steps or not self._fits(ahead, further):
                     return ranked
@@ -120,7 +120,7 @@ class Race:
                 self.measured.append(self._measurement(name, steps))
                 self.keep(self.measured)
             # Towers and optimisers can be large: those that are out make room for the next ones.
-            for out in self._ranked(names, steps)[continuing(len(names)) :]:
+            for out in self._ranked(names, steps)[staying(len(names)) :]:
                 self._contenders.pop(out.candidate, None)
 
     def _measurement(self, name: str, steps: int) -> Measurement:
@@ -183,7 +183,7 @@ class Contender:
         self.trainer.optimizer.flush()
 
 
-def continuing(count: int) -> int:
+def staying(count: int) -> int:
     """How many of `count` candidates continue: the better half, and no fewer than two."""
     return max(2, (count + 1) // 2)
 
