@@ -36,7 +36,7 @@ def dataset_files(folder: Path) -> Iterator[Finding]:
     from crossbatch.config import PAPER, Recipe
     from crossbatch.training.auto_sampler import choose_sampler
 
-    try:
+    try:  # with a named model: the default one is chosen by a race that takes minutes
         yield ok("negatives", str(choose_sampler(Recipe.from_dict(PAPER), dataset)))
     except ConfigError as error:  # a dataset can be too small for the default batch
         yield note("negatives", str(error), "set train.batch_size in the recipe")
