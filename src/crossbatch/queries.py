@@ -9,7 +9,7 @@ indexes of `crossbatch.retrieval` search by them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,6 +68,16 @@ def weights_of(interests: Tensor | Queries) -> tuple[Tensor, Tensor | None]:
     if isinstance(interests, Queries):
         return interests.vectors, interests.log_weights
     return interests, None
+
+
+def feature_rows(model: Any, batch: Any) -> tuple[Tensor, ...]:
+    """The rows `[B]` of the features that a model reads of a batch's requests.
+
+    Those of the users and, for a model with `reads_context`, those of the context of the events.
+    """
+    if getattr(model, "reads_context", False):
+        return batch.user_ids, batch.event_ids
+    return (batch.user_ids,)
 
 
 def rows_of(interests: Tensor | Queries, rows: slice | Tensor) -> Tensor | Queries:

@@ -186,7 +186,7 @@ def test_balanced_has_the_expectation_of_a_true_batch_of_that_size():
     [
         ({"capacity": -1}, "capacity must be 0"),
         ({"warmup_steps": -1}, "warmup_steps must be 0 or more, got -1"),
-        ({"item_gradient": "split"}, "item_gradient must be one of paper, balanced, got 'split'"),
+        ({"item_gradient": "split"}, "one of paper, balanced, deferred, got 'split'"),
         ({"bank_dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, got 'int8'"),
     ],
 )

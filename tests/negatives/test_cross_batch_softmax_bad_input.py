@@ -79,7 +79,7 @@ def test_the_state_of_another_capacity_is_refused():
         ({"warmup_steps": -5}, "warmup_steps must be 0 or more, got -5"),
         ({"temperature": 0}, "temperature must be positive and finite, got 0"),
         ({"temperature": -0.1}, "temperature must be positive and finite, got -0.1"),
-        ({"item_gradient": "both"}, "item_gradient must be one of paper, balanced, got 'both'"),
+        ({"item_gradient": "both"}, "one of paper, balanced, deferred, got 'both'"),
         ({"mask": "all"}, "mask must be one of both, batch, none, got 'all'"),
         ({"chunk_size": 0}, "chunk_size must be at least 1 or None, got 0"),
         ({"bank_dtype": "float8"}, "dtype must be one of float32, bfloat16, float16, got 'float8'"),

@@ -138,6 +138,7 @@ ESTIMATORS = [
     ("mixed", {"correction": "per_stream"}),
     ("cross_batch", {"item_gradient": "paper"}),
     ("cross_batch", {"item_gradient": "balanced"}),
+    ("cross_batch", {"item_gradient": "deferred"}),
 ]
 
 

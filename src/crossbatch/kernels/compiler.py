@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 np: Any = None  # where there is torch alone, compiled functions are never called
 if find_spec("numpy") is not None:
@@ -31,7 +31,6 @@ if find_spec("numpy") is not None:
 
 Array = Any  # NumPy arrays, in the signatures of compiled functions
 HAS_NUMBA = find_spec("numba") is not None and np is not None
-PLAIN_TYPES = (torch.float32, torch.int64, torch.bool)
 
 _switched_off = False
 
@@ -108,16 +107,22 @@ def available() -> bool:
     return found
 
 
-def usable(*tensors: Tensor) -> bool:
+def usable(*numbers: Tensor, ids: Sequence[Tensor] = ()) -> bool:
     """Whether a compiled function can work on these tensors.
 
-    They must be on a CPU, float32, int64 or bool; under `torch.compile`, `torch.export` and
-    autocast the plain definition is what is traced.
+    Under `torch.compile`, `torch.export` and autocast the plain definition is what is traced.
+
+    Args:
+        numbers: Must be float32, on a CPU.
+        ids: Must be int64, on a CPU.
     """
     if _switched_off or not HAS_NUMBA or not available():
         return False
-    for tensor in tensors:
-        if not tensor.is_cpu or tensor.dtype not in PLAIN_TYPES:
+    for tensor in numbers:
+        if not tensor.is_cpu or tensor.dtype != torch.float32:
+            return False
+    for tensor in ids:
+        if not tensor.is_cpu or tensor.dtype != torch.int64:
             return False
     return not (torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"))
 
@@ -134,10 +139,13 @@ def switched_off() -> Iterator[None]:
 
 
 def array(tensor: Tensor) -> Array:
-    """The tensor as a NumPy array without gaps: its own memory, or a copy where it has some."""
+    """The tensor as a NumPy array without gaps and aligned: its own memory, or else a copy."""
     if tensor.requires_grad:
         tensor = tensor.detach()
-    return (tensor if tensor.is_contiguous() else tensor.contiguous()).numpy()
+    if tensor.is_neg():  # a view that stands for the negative of its memory
+        tensor = tensor.resolve_neg()
+    found = (tensor if tensor.is_contiguous() else tensor.contiguous()).numpy()
+    return found if found.flags.aligned else found.copy()
 
 
 def check_ids(**ids: Tensor) -> None:
@@ -147,6 +155,28 @@ def check_ids(**ids: Tensor) -> None:
             raise ValueError(
                 f"{name} must be one row of int64, got {value.dtype} of shape {list(value.shape)}"
             )
+
+
+def check_device(first: Tensor, *others: Tensor | None) -> None:
+    """Raise `ValueError` unless all tensors are on one device.
+
+    Some of torch's own functions read other memory, or end the process, if they are not.
+    """
+    for tensor in others:
+        if tensor is not None and tensor.device != first.device:
+            raise ValueError(
+                f"all tensors must be on one device, got {first.device} and {tensor.device}"
+            )
+
+
+def check_shapes(**wanted: tuple[Tensor, tuple[int, ...]]) -> None:
+    """Raise `ValueError` for the first tensor that has not the shape given with it.
+
+    Compiled code, copies of memory and matrix products among it, does not look at bounds.
+    """
+    for name, (tensor, shape) in wanted.items():
+        if tensor.shape != shape:
+            raise ValueError(f"{name} must have shape {list(shape)}, got {list(tensor.shape)}")
 
 
 def refuse_second_derivative(name: str) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from crossbatch.kernels.compiler import Array, array, check_ids, compiled, np, usable
 
+OUT_OF_RANGE = "ids must be between 0 and {}, the highest one given"
 BITS = 10  # of a digit: its counters fit the first-level cache
 
 
 def definition(ids: Tensor, highest: int) -> Tensor:
     """As `distinct_ids`."""
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= highest:
+        raise ValueError(OUT_OF_RANGE.format(highest))
     distinct: Tensor = ids.unique()
     return distinct
 
@@ -24,14 +29,20 @@ def distinct_ids(ids: Tensor, highest: int) -> Tensor:
         highest: What no id exceeds; it decides how many digits are sorted by.
     """
     check_ids(ids=ids)
-    if not usable(ids):
+    if not usable(ids=[ids]):
         return definition(ids, highest)
-    return torch.from_numpy(_sorted_distinct(array(ids), highest))
+    found, known = _sorted_distinct(array(ids), highest)
+    if not known:
+        raise ValueError(OUT_OF_RANGE.format(highest))
+    return torch.from_numpy(found)
 
 
 @compiled
-def _sorted_distinct(ids: Array, highest: int) -> Array:
-    source, target = ids.copy(), np.empty_like(ids)
+def _sorted_distinct(ids: Array, highest: int) -> Any:
+    """The distinct ids, and whether all were in range: digits beyond `highest` are not sorted."""
+    source, target, known = ids.copy(), np.empty_like(ids), True
+    for n in range(ids.shape[0]):
+        known &= 0 <= ids[n] <= highest
     shift, last_bits = 0, (1 << BITS) - 1
     while highest >> shift > 0:
         starts = np.zeros(last_bits + 2, dtype=np.int64)  # of each digit in `target`
@@ -50,4 +61,4 @@ def _sorted_distinct(ids: Array, highest: int) -> Array:
         if n == 0 or source[n] != source[n - 1]:
             target[count] = source[n]
             count += 1
-    return target[:count]
+    return target[:count], known

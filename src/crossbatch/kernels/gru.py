@@ -21,7 +21,9 @@ from torch import Tensor
 from crossbatch.kernels.compiler import (
     Array,
     array,
+    check_device,
     check_ids,
+    check_shapes,
     compiled,
     intrinsic,
     np,
@@ -70,11 +72,27 @@ def gru_states(items: Tensor, stops: Tensor, *parameters: Tensor) -> Tensor:
         parameters: Kernels of the input `[w, 3h]` for r, z, c, of the gates `[h, 2h]` and of the
             candidate `[h, h]`, and the bias `[3h]`.
     """
-    if not usable(items, stops, *parameters):
+    check_device(items, stops, *parameters)
+    if not usable(items, *parameters, ids=[stops]):
         return definition(items, stops, *parameters)
     check_ids(stops=stops)
+    _check(items, *parameters)
     final: Tensor = _States.apply(items, stops, *parameters)  # type: ignore[no-untyped-call]
     return final
+
+
+def _check(
+    items: Tensor, input_kernel: Tensor, gate_kernel: Tensor, candidate_kernel: Tensor, bias: Tensor
+) -> None:
+    """Raise `ValueError` unless all shapes follow from those of items and candidate kernel."""
+    w, h = items.shape[-1], candidate_kernel.shape[-1]
+    check_shapes(
+        items=(items, (len(items), w)),
+        input_kernel=(input_kernel, (w, 3 * h)),
+        gate_kernel=(gate_kernel, (h, 2 * h)),
+        candidate_kernel=(candidate_kernel, (h, h)),
+        bias=(bias, (3 * h,)),
+    )
 
 
 class _States(torch.autograd.Function):

@@ -10,6 +10,7 @@ from torch import Tensor
 from crossbatch.kernels.compiler import (
     Array,
     array,
+    check_device,
     check_ids,
     compiled,
     intrinsic,
@@ -38,7 +39,8 @@ def history_mean(items: Tensor, stops: Tensor) -> Tensor:
         items: `[P, w]` of all histories, end to end.
         stops: `[B]` int64, where each history ends.
     """
-    if not usable(items, stops):
+    check_device(items, stops)
+    if items.dim() != 2 or not usable(items, ids=[stops]):
         return definition(items, stops)
     check_ids(stops=stops)
     mean: Tensor = _HistoryMean.apply(items, stops)  # type: ignore[no-untyped-call]

@@ -38,27 +38,34 @@ def find_matrix_product() -> bool:
 
 
 @njit(cache=True, nogil=True)
+def _matrix(values: Array) -> tuple[int, int]:
+    """Address of `[rows, columns]`, and numbers from row to row.
+
+    A matrix of one row may have any stride; BLAS refuses one that is shorter than the row, and
+    then leaves the product undone.
+    """
+    return values.ctypes.data, max(values.strides[0] // FLOAT, values.shape[1], 1)
+
+
+@njit(cache=True, nogil=True)
 def product(a: Array, b: Array, out: Array, keep: float) -> None:
     """Out `[m, n]` = a `[m, k]` b `[k, n]`, plus `keep` times what it held."""
-    left, right, m = (b.ctypes.data, b.strides[0]), (a.ctypes.data, a.strides[0]), b.shape[1]
-    target = (out.ctypes.data, out.strides[0])
-    _multiply(left, NORMAL, right, NORMAL, m, a.shape[0], a.shape[1], target, keep)
+    m, n, k = b.shape[1], a.shape[0], a.shape[1]
+    _multiply(_matrix(b), NORMAL, _matrix(a), NORMAL, m, n, k, _matrix(out), keep)
 
 
 @njit(cache=True, nogil=True)
 def product_t(a: Array, b: Array, out: Array, keep: float) -> None:
     """Out `[m, n]` = a `[m, k]` bᵀ, b `[n, k]`, plus `keep` times what it held."""
-    left, right, m = (b.ctypes.data, b.strides[0]), (a.ctypes.data, a.strides[0]), b.shape[0]
-    target = (out.ctypes.data, out.strides[0])
-    _multiply(left, TRANSPOSED, right, NORMAL, m, a.shape[0], a.shape[1], target, keep)
+    m, n, k = b.shape[0], a.shape[0], a.shape[1]
+    _multiply(_matrix(b), TRANSPOSED, _matrix(a), NORMAL, m, n, k, _matrix(out), keep)
 
 
 @njit(cache=True, nogil=True)
 def t_product(a: Array, b: Array, out: Array, keep: float) -> None:
     """Out `[m, n]` = aᵀ b, a `[k, m]`, b `[k, n]`, plus `keep` times what it held."""
-    left, right, m = (b.ctypes.data, b.strides[0]), (a.ctypes.data, a.strides[0]), b.shape[1]
-    target = (out.ctypes.data, out.strides[0])
-    _multiply(left, NORMAL, right, TRANSPOSED, m, a.shape[1], a.shape[0], target, keep)
+    m, n, k = b.shape[1], a.shape[1], a.shape[0]
+    _multiply(_matrix(b), NORMAL, _matrix(a), TRANSPOSED, m, n, k, _matrix(out), keep)
 
 
 @njit(cache=True, nogil=True)
@@ -75,7 +82,7 @@ def _multiply(
 ) -> None:
     """outᵀ `[m, n]` = left right as Fortran sees them: every array is its own transpose there.
 
-    Arrays are given as address and bytes from row to row, so that this is compiled only once.
+    Arrays are given as address and numbers from row to row, so that this is compiled only once.
     """
     if m == 0 or n == 0:
         return
@@ -85,7 +92,7 @@ def _multiply(
     factors[0], factors[1] = 1, keep
     sizes = np.empty(6, dtype=np.int32)
     sizes[0], sizes[1], sizes[2] = m, n, k
-    sizes[3], sizes[4], sizes[5] = left[1] // FLOAT, right[1] // FLOAT, out[1] // FLOAT
+    sizes[3], sizes[4], sizes[5] = left[1], right[1], out[1]
     form_at, factor_at, size_at = forms.ctypes.data, factors.ctypes.data, sizes.ctypes.data
     _sgemm(
         form_at, form_at + 1, size_at, size_at + 4, size_at + 8, factor_at,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from crossbatch.kernels.compiler import Array, array, check_ids, compiled, np, usable
+from crossbatch.kernels.compiler import Array, array, check_device, check_ids, compiled, np, usable
 
 OUT_OF_RANGE = "offsets must rise from 0 or more to at most the number of known ids"
 ROOM = 8  # places of the hash table for each column, at least: most ids then meet an empty one
@@ -42,7 +42,10 @@ def known_columns(known_ids: Tensor, offsets: Tensor, column_ids: Tensor) -> Ten
         column_ids: `[N]` int64.
     """
     check_ids(known_ids=known_ids, offsets=offsets, column_ids=column_ids)
-    if not usable(known_ids, offsets, column_ids):
+    check_device(known_ids, offsets, column_ids)
+    if len(offsets) == 0:
+        raise ValueError("offsets must have one more entry than there are rows, got none")
+    if not usable(ids=[known_ids, offsets, column_ids]):
         return definition(known_ids, offsets, column_ids)
     mask = torch.zeros(offsets.shape[0] - 1, column_ids.shape[0], dtype=torch.bool)
     if not _mark(array(known_ids), array(offsets), array(column_ids), mask.numpy()):

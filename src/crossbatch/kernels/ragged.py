@@ -12,7 +12,7 @@ from crossbatch.kernels.compiler import Array, array, check_ids, compiled, np, u
 
 def real_entries(padded: Tensor) -> tuple[Tensor, Tensor]:
     """Entries of `padded` `[B, L]` int64 other than 0, end to end `[P]`, and `stops` `[B]`."""
-    if usable(padded) and padded.dtype == torch.int64:
+    if padded.dim() == 2 and usable(ids=[padded]):
         entries, stops = _real_entries(array(padded))
         return torch.from_numpy(entries), torch.from_numpy(stops)
     mask = padded != 0

@@ -14,6 +14,7 @@ from torch import Tensor
 from crossbatch.kernels.compiler import (
     Array,
     array,
+    check_device,
     check_ids,
     compiled_reordered,
     np,
@@ -55,7 +56,8 @@ def recency_mean(items: Tensor, stops: Tensor, log_weights: Tensor) -> Tensor:
         raise ValueError(
             f"log_weights must be one row of at least one number, got {list(log_weights.shape)}"
         )
-    if not usable(items, stops, log_weights):
+    check_device(items, stops, log_weights)
+    if items.dim() != 2 or not usable(items, log_weights, ids=[stops]):
         return definition(items, stops, log_weights)
     check_ids(stops=stops)
     mean: Tensor = _RecencyMean.apply(items, stops, log_weights)  # type: ignore[no-untyped-call]

@@ -14,7 +14,9 @@ from torch import Tensor
 from crossbatch.kernels.compiler import (
     Array,
     array,
+    check_device,
     check_ids,
+    check_shapes,
     compiled,
     compiled_reordered,
     intrinsic,
@@ -121,29 +123,38 @@ def routed_interests(
         logits: First routing logits `[P, K]`; −inf for interests that a history does not have.
         iterations: Rounds of routing, at least 1.
         parameters: The shared map of items `[d, w]`, its bias `[d]` or None, the layer behind the
-            capsules `[d, d]` or None for none, and its bias `[d]`.
+            capsules `[d, d]` or None for none, and its bias `[d]` or None.
     """
     weight, bias, dense, dense_bias = parameters
-    given = [tensor for tensor in parameters if tensor is not None]
-    if not usable(items, stops, logits, *given):
-        return definition(items, stops, logits, iterations, *parameters)
-    check_ids(stops=stops)
-    if logits.dim() != 2 or len(logits) != len(items):
+    if iterations < 1:
+        raise ValueError(f"iterations must be at least 1, got {iterations}")
+    if logits.dim() != 2 or len(logits) != len(items) or logits.shape[1] == 0:
         raise ValueError(
-            f"logits must have shape [{len(items)}, K], one row for each item, "
+            f"logits must have shape [{len(items)}, K], one row for each item and K at least 1, "
             f"got {list(logits.shape)}"
         )
+    given = [tensor for tensor in parameters if tensor is not None]
+    check_device(items, stops, logits, *given)
+    if not usable(items, logits, *given, ids=[stops]):
+        return definition(items, stops, logits, iterations, *parameters)
+    check_ids(stops=stops)
     assert weight is not None
     d = len(weight)
+    if bias is None:
+        bias = weight.new_zeros(d)
+    if dense is None:
+        dense, dense_bias = weight.new_empty(0, d), weight.new_empty(0)
+    elif dense_bias is None:
+        dense_bias = weight.new_zeros(d)
+    check_shapes(
+        items=(items, (len(items), items.shape[-1])),
+        weight=(weight, (d, items.shape[-1])),
+        bias=(bias, (d,)),
+        dense=(dense, (len(dense) and d, d)),
+        dense_bias=(dense_bias, (len(dense),)),
+    )
     found: Tensor = _Routed.apply(  # type: ignore[no-untyped-call]
-        items,
-        stops,
-        logits,
-        iterations,
-        weight,
-        weight.new_zeros(d) if bias is None else bias,
-        weight.new_empty(0, d) if dense is None else dense,
-        weight.new_empty(0) if dense_bias is None else dense_bias,
+        items, stops, logits, iterations, weight, bias, dense, dense_bias
     )
     return found
 

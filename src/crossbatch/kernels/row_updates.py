@@ -8,6 +8,7 @@ rows a little before they need them, and make no temporary tensors.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,8 @@ from torch import Tensor
 from crossbatch.kernels.compiler import (
     Array,
     array,
+    check_ids,
+    check_shapes,
     compiled,
     compiled_reordered,
     inlined,
@@ -32,6 +35,9 @@ AHEAD = 6  # rows requested before they are needed
 LINE = 16  # float32 values of a cache line
 SCATTER = 2_654_435_761  # an odd number near 2³²/φ: neighbours get far from each other
 FEWEST_IDS = 1024  # to have room for
+
+# Compiled code runs without the interpreter's lock, and two threads may train one table.
+_ONE_AT_A_TIME = threading.Lock()
 
 prefetch_line, floats_at = intrinsic("prefetch_line"), intrinsic("floats_at")
 copy = intrinsic("copy")
@@ -123,10 +129,12 @@ class RowUpdates:
             step: Number of this step.
             rates: Of this step.
         """
-        if _compilable(weight, first, second):
-            count = self._add_up(reads, *weight.shape)
-            tables = [tensor.numpy() for tensor in (weight, first, second, touched)]
-            _adam(count, self._rows, self._sources, *tables, step, tuple(rates))
+        check_adam_tables(weight, first, second, touched)
+        if _compilable(weight, first, second, touched):
+            with _ONE_AT_A_TIME:
+                count = self._add_up(reads, *weight.shape)
+                tables = [tensor.numpy() for tensor in (weight, first, second, touched)]
+                _adam(count, self._rows, self._sources, *tables, step, tuple(rates))
             return
         rows, gradient = sum_gradients(reads, self.padding_row)
         mean = first.index_select(0, rows).lerp_(gradient, rates.inertia)
@@ -151,9 +159,12 @@ class RowUpdates:
             lr: Learning rate.
             eps: Added to the root.
         """
+        check_shapes(squares=(squares, (len(weight),)))
         if _compilable(weight, squares):
-            count = self._add_up(reads, *weight.shape)
-            _adagrad(count, self._rows, self._sources, weight.numpy(), squares.numpy(), lr, eps)
+            with _ONE_AT_A_TIME:
+                count = self._add_up(reads, *weight.shape)
+                tables = weight.numpy(), squares.numpy()
+                _adagrad(count, self._rows, self._sources, *tables, lr, eps)
             return
         rows, gradient = sum_gradients(reads, self.padding_row)
         total = squares[rows] + gradient.square().mean(dim=1)
@@ -163,7 +174,7 @@ class RowUpdates:
     def _add_up(self, reads: Sequence[RowRead], num_rows: int, dim: int) -> int:
         """Number of distinct rows, after adding up their gradients in memory that is kept."""
         num_ids = sum([read.ids.shape[0] for read in reads])
-        if num_ids > self._room:
+        if num_ids > self._room or self._totals.shape[1] != dim:
             self._make_room(max(2 * num_ids, FEWEST_IDS), dim)
         self._places.fill(-1)
         # `_sources` point into these until the next call.
@@ -173,12 +184,16 @@ class RowUpdates:
         for read, gradient in zip(reads, self._gradients, strict=True):
             sizes = none if read.sizes is None else array(read.sizes)
             column = read.columns.start or 0
+            _check_read(read, num_rows=len(gradient), width=gradient.shape[1] - column, dim=dim)
             count = _add_read(
                 array(read.ids), sizes, gradient, column, padding, num_rows,
                 self._places, self._rows, self._sources, self._totals, count,
             )  # fmt: skip
             if count < 0:
-                raise IndexError(f"ids of a read must be rows of the table, 0 to {num_rows - 1}")
+                raise IndexError(
+                    f"ids of a read must be rows of the table, 0 to {num_rows - 1}, and as many as "
+                    "its sizes say"
+                )
         return count
 
     def _make_room(self, num_ids: int, dim: int) -> None:
@@ -188,9 +203,34 @@ class RowUpdates:
         self._places = np.empty(2 ** (2 * num_ids - 1).bit_length(), dtype=np.int32)
 
 
+def check_adam_tables(weight: Tensor, first: Tensor, second: Tensor, touched: Tensor) -> None:
+    """Raise `ValueError` unless moments `[R, d]` and last steps `[R]` int32 fit the weights."""
+    shape = tuple(weight.shape)
+    check_shapes(first=(first, shape), second=(second, shape), touched=(touched, shape[:1]))
+    if len(shape) != 2 or touched.dtype != torch.int32:
+        raise ValueError(
+            f"weight must be [R, d] and touched int32, got {list(shape)} and {touched.dtype}"
+        )
+
+
+def _check_read(read: RowRead, *, num_rows: int, width: int, dim: int) -> None:
+    """Raise `ValueError` unless a gradient `[num_rows, width]` can be that of a read."""
+    check_ids(ids=read.ids)
+    if read.sizes is not None:
+        check_ids(sizes=read.sizes)
+    sources = read.ids if read.sizes is None else read.sizes
+    if len(sources) != num_rows or width < dim:
+        raise ValueError(
+            f"the gradient of a read must be [{len(sources)}, {dim}] or wider, got "
+            f"[{num_rows}, {width}]"
+        )
+
+
 def _compilable(*tables: Tensor) -> bool:
-    plain = all(table.dtype == torch.float32 and table.is_contiguous() for table in tables)
-    return plain and usable(*tables)
+    """Whether compiled code can write to these tables in place."""
+    floats = [table for table in tables if table.dtype != torch.int32]
+    whole = all(table.is_contiguous() and table.is_cpu for table in tables)
+    return whole and usable(*floats)
 
 
 @compiled
@@ -237,6 +277,8 @@ def _add_read(
             if bag >= gradient.shape[0]:
                 return -1
             left = sizes[bag] if sizes.shape[0] else 1
+            if left < 0:
+                return -1
         left -= 1
         if not 0 <= row < num_rows:
             return -1

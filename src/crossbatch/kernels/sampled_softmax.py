@@ -25,7 +25,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from crossbatch.kernels.compiler import refuse_second_derivative
+from crossbatch.kernels.compiler import (
+    check_device,
+    check_ids,
+    check_shapes,
+    refuse_second_derivative,
+)
 from crossbatch.kernels.ragged import check_stops, lengths
 from crossbatch.kernels.softmax_rows import (
     Columns,
@@ -99,7 +104,7 @@ def sampled_softmax(
         block_rows: Queries whose scores are in memory at a time, or those of one row if that has
             more; by default as many as the cache holds.
     """
-    _check(columns, users, vectors, log_weights, stops)
+    _check(columns, users, own_vectors, vectors, log_weights, stops)
     own = own_vectors if columns.own is None else None
     losses: Tensor = _SampledSoftmax.apply(  # type: ignore[no-untyped-call]
         columns, mean, block_rows, stops, users, own, log_weights, *vectors
@@ -110,18 +115,31 @@ def sampled_softmax(
 def _check(
     columns: Columns,
     users: Tensor,
+    own_vectors: Tensor,
     vectors: Sequence[Tensor],
     log_weights: Tensor | None,
     stops: Tensor | None,
 ) -> None:
+    """Raise `ValueError` for shapes and types that compiled code must not be given."""
     P, N = users.shape[0], sum([v.shape[0] for v in vectors])
     B = P if stops is None else stops.shape[0]
     if columns.row_keys.shape != (B,) or columns.own_log_q.shape != (B,):
         raise ValueError(f"row_keys and own_log_q must have shape [{B}], one entry for each row")
     if columns.column_keys.shape != (N,) or columns.log_q.shape != (N,):
         raise ValueError(f"column_keys and log_q must have shape [{N}], one entry for each column")
-    if columns.exclude is not None and columns.exclude.shape != (B, N):
-        raise ValueError(f"exclude must have shape [{B}, {N}], got {list(columns.exclude.shape)}")
+    check_ids(row_keys=columns.row_keys, column_keys=columns.column_keys)
+    exclude = columns.exclude
+    if exclude is not None and (exclude.shape != (B, N) or exclude.dtype != torch.bool):
+        raise ValueError(
+            f"exclude must be bool of shape [{B}, {N}], got {exclude.dtype} {list(exclude.shape)}"
+        )
+    for tensor in (users, own_vectors, *vectors, columns.log_q, columns.own_log_q):
+        if not tensor.is_floating_point():
+            raise ValueError(f"vectors and log q must be floating point, got {tensor.dtype}")
+    if columns.own is None:
+        check_shapes(own_vectors=(own_vectors, (B, users.shape[-1])))
+    described = (columns.log_q, columns.own_log_q, columns.row_keys, columns.column_keys, exclude)
+    check_device(users, *described, own_vectors, *vectors, log_weights, stops)
     if columns.own is not None and not 0 <= columns.own <= N - B:
         raise ValueError(f"own must leave room for {B} of {N} columns, got {columns.own}")
     if log_weights is not None and log_weights.shape != (P,):

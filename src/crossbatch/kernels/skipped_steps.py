@@ -37,8 +37,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from crossbatch.kernels.compiler import Array, array, compiled, inlined, intrinsic, np, usable
-from crossbatch.kernels.row_updates import AHEAD, prefetch_rows
+from crossbatch.kernels.compiler import (
+    Array,
+    array,
+    check_ids,
+    compiled,
+    inlined,
+    intrinsic,
+    np,
+    usable,
+)
+from crossbatch.kernels.row_updates import AHEAD, check_adam_tables, prefetch_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,8 +115,10 @@ class SkippedSteps:
             step: Step to reach.
         """
         self.reach(step)
+        check_adam_tables(weight, first, second, touched)
         tables = (weight, first, second)
-        if usable(*tables) and all(table.is_contiguous() for table in tables):
+        if usable(*tables, ids=[ids]) and all(t.is_contiguous() for t in (*tables, touched)):
+            check_ids(ids=ids)
             arrays = [tensor.numpy() for tensor in (*tables, touched, self.sums, self.decay)]
             known = _catch_up(
                 array(ids), *arrays[:4], step, *arrays[4:], self.betas[1], self.eps,
@@ -251,7 +262,7 @@ def _catch_up(
         if not 0 <= row < w.shape[0]:
             return False
         start = touched[row]
-        if start == 0 or start == step:
+        if start <= 0 or start >= step:  # never touched, or up to date
             continue
         gap = step - start
         touched[row] = step

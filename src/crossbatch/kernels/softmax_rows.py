@@ -83,7 +83,7 @@ def softmax_rows_(
     Returns:
         The losses `[b]`, and the gradients `[p]` of the log-weights.
     """
-    if not usable(block, columns.log_q, columns.own_log_q):
+    if not usable(block, columns.log_q, columns.own_log_q, log_weights, scale):
         return _softmax_rows_plain(columns, block, log_weights, stops, scale)
     losses, pulls = scale.new_empty(scale.shape), log_weights.new_empty(log_weights.shape)
     nothing = np.empty((0, 0), dtype=np.bool_)

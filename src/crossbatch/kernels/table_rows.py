@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crossbatch.kernels.compiler import Array, array, compiled, intrinsic, usable
+from crossbatch.kernels.compiler import (
+    Array,
+    array,
+    check_device,
+    check_ids,
+    compiled,
+    intrinsic,
+    usable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +40,8 @@ def gather_definition(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> Tensor
 
 def gather_rows(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> Tensor:
     """Rows `[n, Σ d]` of tables `[R_i, d_i]`, each at ids `[n]` of its own. No gradient."""
-    if not _usable(tables, ids):
+    _check(tables, ids)
+    if not usable(*tables):
         return gather_definition(tables, ids)
     rows = torch.empty(ids[0].shape[0], sum([table.shape[1] for table in tables]))
     if not _gather(_arrays(tables), _arrays(ids), rows.numpy()):
@@ -42,6 +51,11 @@ def gather_rows(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> Tensor:
 
 def sum_definition(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) -> Tensor:
     """As `sum_rows`."""
+    n = len(ids[0])
+    sizes = offsets.diff(append=offsets.new_tensor([n]))
+    # torch's own function reads past the end for offsets that do not begin at 0 or that fall.
+    if bool((sizes < 0).any()) or (n > 0 and not (offsets[:1] == 0).any()):
+        raise IndexError(f"offsets must rise from 0 to at most {n}, the number of ids")
     sums = [
         functional.embedding_bag(own, table, offsets, mode="sum")
         for table, own in zip(tables, ids, strict=True)
@@ -57,7 +71,10 @@ def sum_rows(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) -
         ids: `[n]` rows of each table.
         offsets: `[B]` where each bag begins.
     """
-    if not _usable(tables, ids):
+    _check(tables, ids)
+    check_ids(offsets=offsets)
+    check_device(offsets, *ids)
+    if not usable(*tables):
         return sum_definition(tables, ids, offsets)
     sums = torch.empty(offsets.shape[0], sum([table.shape[1] for table in tables]))
     if not _sums(_arrays(tables), _arrays(ids), array(offsets), sums.numpy()):
@@ -68,9 +85,18 @@ def sum_rows(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) -
     return sums
 
 
-def _usable(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> bool:
-    alike = len({table.dtype for table in tables}) == 1 and len({len(own) for own in ids}) == 1
-    return alike and tables[0].dtype == torch.float32 and usable(*tables, *ids)
+def _check(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> None:
+    """Raise `ValueError` unless all tables are `[R, d]` and have as many ids."""
+    if not tables or len(ids) != len(tables):
+        raise ValueError(f"{len(tables)} tables need as many tensors of ids, got {len(ids)}")
+    check_device(*tables, *ids)
+    for table, own in zip(tables, ids, strict=True):
+        check_ids(ids=own)
+        if table.dim() != 2 or len(own) != len(ids[0]):
+            raise ValueError(
+                f"tables must be [R, d] and ids [{len(ids[0])}], got {list(table.shape)} and "
+                f"{list(own.shape)}"
+            )
 
 
 def _arrays(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -98,6 +124,8 @@ def _gather(tables: Any, ids: Any, rows: Array) -> bool:
 def _sums(tables: Any, ids: Any, offsets: Array, sums: Array) -> bool:
     """Write sums of rows next to each other; False for an id or an offset that is out of range."""
     B, first = offsets.shape[0], 0
+    if ids[0].shape[0] > 0 and (B == 0 or offsets[0] != 0):
+        return False
     for i in range(len(tables)):
         table, own, d = tables[i], ids[i], tables[i].shape[1]
         for b in range(B):

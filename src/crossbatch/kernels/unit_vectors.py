@@ -36,7 +36,7 @@ def unit_vectors(vectors: Tensor) -> Tensor:
     """
     if vectors.dtype in (torch.bfloat16, torch.float16):
         vectors = vectors.float()
-    if not usable(vectors):
+    if vectors.numel() == 0 or vectors.dim() == 0 or not usable(vectors):
         return definition(vectors)
     units: Tensor = _UnitVectors.apply(vectors)  # type: ignore[no-untyped-call]
     return units

@@ -6,6 +6,7 @@ A library of its own that needs nothing but torch:
     loss = loss_fn(u, v, item_ids)
 """
 
+from crossbatch.negatives.cached_softmax import CachedSoftmax
 from crossbatch.negatives.candidates import Candidates, Corpus
 from crossbatch.negatives.cross_batch import CrossBatchSampler
 from crossbatch.negatives.cross_batch_softmax import CrossBatchSoftmax, best_interest
@@ -30,6 +31,7 @@ SAMPLERS: dict[str, type[NegativeSampler]] = {
 
 __all__ = [
     "SAMPLERS",
+    "CachedSoftmax",
     "Candidates",
     "Corpus",
     "CrossBatchSampler",

@@ -30,13 +30,24 @@ class Candidates:
         first_row: Column of the first row's own positive, where these are the positives of a batch
             that several processes share and the rows are those of one.
         push: Factor of the gradient that these columns get as negatives; see `balanced`.
+        live: Whether cached columns take a gradient all the same; see `GradientBank`.
     """
 
-    __slots__ = ("_embeddings", "_item_ids", "_log_q", "_summands", "cached", "first_row", "push")
+    __slots__ = (
+        "_embeddings",
+        "_item_ids",
+        "_log_q",
+        "_summands",
+        "cached",
+        "first_row",
+        "live",
+        "push",
+    )
 
     cached: bool
     first_row: int
     push: float
+    live: bool
     _summands: tuple[Candidates, ...]
     _embeddings: Tensor | None
     _item_ids: Tensor | None
@@ -51,7 +62,15 @@ class Candidates:
         cached: bool = False,
         first_row: int = 0,
         push: float = 1.0,
+        live: bool = False,
     ) -> None:
+        named = {"embeddings": embeddings, "item_ids": item_ids, "log_q": log_q}
+        for name, value in named.items():
+            if not isinstance(value, Tensor):
+                raise ValueError(
+                    f"{name} must be a tensor, got {type(value).__name__}; convert it with "
+                    "torch.as_tensor"
+                )
         if embeddings.dim() != 2 or not embeddings.is_floating_point():
             raise ValueError(
                 "embeddings must be a floating-point tensor of shape [N, d], got "
@@ -72,6 +91,7 @@ class Candidates:
             raise ValueError(f"log_q must be floating point, got {log_q.dtype}")
         self._embeddings, self._item_ids, self._log_q = embeddings, item_ids, log_q
         self.cached, self.first_row, self.push = cached, first_row, push
+        self.live = live or not cached
         self._summands = ()
 
     @property
@@ -119,7 +139,7 @@ class Candidates:
         union = object.__new__(Candidates)
         union._summands = self.parts + other.parts
         union.cached, union.first_row = self.cached and other.cached, self.first_row
-        union.push = 1.0  # the parts have theirs
+        union.push, union.live = 1.0, self.live or other.live  # the parts have theirs
         union._embeddings = union._item_ids = union._log_q = None
         return union
 
@@ -165,6 +185,8 @@ def check_counts(item_counts: Tensor) -> None:
             f"item_counts must be a tensor, got {type(item_counts).__name__}; "
             "convert it with torch.as_tensor"
         )
+    if item_counts.is_complex():
+        raise ValueError(f"item_counts must be real numbers, got {item_counts.dtype}")
     if item_counts.dim() != 1 or item_counts.shape[0] < 2:
         raise ValueError(
             "item_counts must have shape [num_items + 1] with row 0 for padding, "

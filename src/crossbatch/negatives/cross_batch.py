@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from crossbatch.negatives.candidates import Candidates
+from crossbatch.negatives.deferred import GradientBank
 from crossbatch.negatives.in_batch import InBatchSampler
 from crossbatch.negatives.memory_bank import MemoryBank
 from crossbatch.negatives.sampler import positive_counts
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from crossbatch.negatives.candidates import Corpus
     from crossbatch.negatives.sampler import ItemEncoder, Users
 
-ITEM_GRADIENTS = ("paper", "balanced")
+ITEM_GRADIENTS = ("paper", "balanced", "deferred")
 
 
 class CrossBatchSampler(InBatchSampler):
@@ -33,15 +34,17 @@ class CrossBatchSampler(InBatchSampler):
     it as a negative, while its pull as a positive grows: item vectors can drift into one direction,
     and with normalised content towers they do. `"balanced"` lets the in-batch columns stand in for
     the bank by scaling their gradient *in their negative role* by (B − 1 + rows read)/(B − 1),
-    which leaves the loss unchanged and has the expectation of the true large batch. `"paper"` is
-    the published method to the bit.
+    which leaves the loss unchanged and has the expectation of the true large batch, but a high
+    variance. `"deferred"` has that of the true large batch: a cached row collects the gradients of
+    the losses that read it, and when it leaves the bank its item is encoded once more and the sum
+    goes through the tower (`GradientBank`). `"paper"` is the published method to the bit.
 
     Args:
         corpus: Item counts and dimension.
         capacity: Rows M of the bank; 0 is plain in-batch.
         warmup_steps: Iterations before the bank is read. The paper uses 40,000 on Amazon-Books,
             which is one pass over its training samples.
-        item_gradient: `"paper"` or `"balanced"`.
+        item_gradient: `"paper"`, `"balanced"` or `"deferred"`.
         fill_during_warmup: Whether the bank fills during warm-up, so that it is full when first
             read; otherwise it starts empty when warm-up ends.
         bank_dtype: Storage of the bank: `"float32"`, `"bfloat16"` or `"float16"`.
@@ -82,7 +85,8 @@ class CrossBatchSampler(InBatchSampler):
             raise ValueError(
                 f"max_repeats must be finite and not negative (0 is off), got {max_repeats}"
             )
-        self.bank = MemoryBank(capacity, corpus.dim, dtype=bank_dtype)
+        kind = GradientBank if item_gradient == "deferred" else MemoryBank
+        self.bank = kind(capacity, corpus.dim, dtype=bank_dtype)
         self.warmup_steps = warmup_steps
         self.item_gradient = item_gradient
         self.fill_during_warmup = fill_during_warmup
@@ -100,6 +104,8 @@ class CrossBatchSampler(InBatchSampler):
         if self.drift is not None:
             fresh = self.drift.readable_rows(self.max_staleness, len(positives))
             newest = min(newest, fresh)
+        if isinstance(self.bank, GradientBank):
+            return with_deferred(positives, self.bank, encode, newest)
         return with_bank(positives, self.bank.read(newest), self.item_gradient)
 
     def observe(self, positives: Candidates) -> None:
@@ -133,6 +139,18 @@ def with_bank(positives: Candidates, cached: Candidates, item_gradient: str) -> 
     return positives + cached
 
 
+def with_deferred(
+    positives: Candidates, bank: GradientBank, encode: ItemEncoder, newest: int | None = None
+) -> Candidates:
+    """B ∪ M, whose rows collect gradients; the batch stands in for what they cannot give yet."""
+    columns: tuple[Candidates, int] = bank.columns(encode, len(positives), newest)
+    cached, pairs = columns
+    if len(cached) == 0:
+        return positives
+    missing = len(cached) - pairs
+    return (balanced(positives, missing) if missing > 0 else positives) + cached
+
+
 def balanced(positives: Candidates, num_cached: int) -> Candidates:
     """The batch in its negative role: the same values, their gradient scaled to stand in for M."""
     others = len(positives) - 1
@@ -149,8 +167,8 @@ def balanced(positives: Candidates, num_cached: int) -> Candidates:
 
 def check_bank_options(warmup_steps: int, item_gradient: str) -> None:
     """Raise `ValueError` for options that no bank sampler can honour."""
-    if warmup_steps < 0:
-        raise ValueError(f"warmup_steps must be 0 or more, got {warmup_steps}")
+    if not isinstance(warmup_steps, int) or warmup_steps < 0:
+        raise ValueError(f"warmup_steps must be 0 or more, got {warmup_steps!r}")
     if item_gradient not in ITEM_GRADIENTS:
         raise ValueError(
             f"item_gradient must be one of {', '.join(ITEM_GRADIENTS)}, got {item_gradient!r}"

@@ -151,7 +151,7 @@ def _gradient_ratio(
         items = positives.embeddings.detach().float().requires_grad_()
         own = Candidates(items, positives.item_ids, positives.log_q)
         num_cached = sum(len(part) for part in negatives.parts if part.cached)
-        batch = balanced(own, num_cached) if item_gradient == "balanced" else own
+        batch = own if item_gradient == "paper" else balanced(own, num_cached)
         parts = [
             batch if torch.equal(part.item_ids, positives.item_ids) else part.detached()
             for part in negatives.parts

@@ -125,6 +125,8 @@ class LogFrequency(nn.Module):
     def __init__(self, item_counts: Tensor) -> None:
         super().__init__()
         check_counts(item_counts)
+        if not bool((item_counts > 0).any()):
+            raise ValueError("item_counts are all zero; count the items of the training part")
         counts = item_counts.double()
         log_q = (counts.log() - counts.sum().log()).float()
         # Derived from the data, not learned: a checkpoint need not carry a catalogue-sized table.

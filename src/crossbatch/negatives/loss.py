@@ -152,10 +152,8 @@ def _own_column(positives: Candidates, negatives: Candidates) -> int | None:
 
 
 def _live_vectors(negatives: Candidates) -> list[Tensor]:
-    """The vectors of each part; those of cached parts as constants."""
-    return [
-        part.embeddings.detach() if part.cached else part.embeddings for part in negatives.parts
-    ]
+    """The vectors of each part; those of cached parts as constants, unless they are live."""
+    return [part.embeddings if part.live else part.embeddings.detach() for part in negatives.parts]
 
 
 def row_losses(
@@ -193,16 +191,18 @@ def _defined_losses(
 
 def check_softmax_options(temperature: float | Tensor, mask: str, chunk_size: int | None) -> None:
     """Raise `ValueError` for options that no softmax can honour."""
-    if isinstance(temperature, (int, float)) and not 0 < temperature < math.inf:
+    if not isinstance(temperature, (int, float, torch.Tensor)):
+        raise ValueError(f"temperature must be a number or a tensor, got {temperature!r}")
+    if not isinstance(temperature, torch.Tensor) and not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, got {temperature}")
     if isinstance(temperature, torch.Tensor) and temperature.numel() != 1:
         raise ValueError(
             f"temperature must be one number, got a tensor of shape {list(temperature.shape)}"
         )
-    if mask not in MASKS:
+    if not isinstance(mask, str) or mask not in MASKS:
         raise ValueError(f"mask must be one of {', '.join(MASKS)}, got {mask!r}")
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1 or None, got {chunk_size}")
+    if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
+        raise ValueError(f"chunk_size must be at least 1 or None, got {chunk_size!r}")
 
 
 def _check(

@@ -8,6 +8,7 @@ bank.enqueue(positives)                    # after it
 from __future__ import annotations
 
 import math
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +19,17 @@ from crossbatch.negatives.candidates import Candidates
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MOST_STEPS = 1 << 62  # counted on, they stay within int64
 STORAGE_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+# Of all banks: a lock of each module could be neither copied nor pickled, and is held for
+# microseconds.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class MemoryBank(nn.Module):
@@ -36,7 +43,7 @@ class MemoryBank(nn.Module):
     All state is in buffers (rows, ids, log q, birth, cursor, fill, step), and the counters are
     replaced, not changed in place: a `state_dict` taken at any moment resumes exactly, even if it
     was not copied and training continued. The three counters stay on the host: reading them never
-    waits for a GPU.
+    waits for a GPU. Several threads may read and enqueue.
 
     Args:
         capacity: Number of rows M; 0 makes a bank that is always empty.
@@ -52,13 +59,17 @@ class MemoryBank(nn.Module):
     fill: Tensor  # rows in the window
     step: Tensor  # iterations so far
 
+    ROW_BUFFERS: tuple[str, ...] = ("embeddings", "item_ids", "log_q", "birth")
+    # module.half() may shrink the rows, but log q = -14.2 in bfloat16 is off by up to 0.06.
+    FULL_PRECISION: tuple[str, ...] = ("log_q",)
+
     def __init__(self, capacity: int, dim: int, *, dtype: str = "float32") -> None:
         super().__init__()
-        if capacity < 0:
-            raise ValueError(f"capacity must be 0 (no bank) or more, got {capacity}")
-        if dim < 1:
-            raise ValueError(f"dim must be at least 1, got {dim}")
-        if dtype not in STORAGE_DTYPES:
+        if not isinstance(capacity, int) or capacity < 0:
+            raise ValueError(f"capacity must be 0 (no bank) or more, got {capacity!r}")
+        if not isinstance(dim, int) or dim < 1:
+            raise ValueError(f"dim must be at least 1, got {dim!r}")
+        if not isinstance(dtype, str) or dtype not in STORAGE_DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(STORAGE_DTYPES)}, got {dtype!r}")
         self.capacity = capacity
         self.dim = dim
@@ -80,17 +91,18 @@ class MemoryBank(nn.Module):
         Args:
             newest: Read this many of the youngest rows at most.
         """
-        window = self._window()
-        if newest is not None:
-            window = slice(max(window.start, window.stop - newest), window.stop)
-        return Candidates(
-            # .data: the rows behind this view never change, so autograd need not guard them
-            # against the enqueue that may come between a forward and its backward.
-            self.embeddings.data[window],
-            self.item_ids.data[window],
-            self.log_q.data[window],
-            cached=True,
-        )
+        with _ONE_AT_A_TIME:
+            window = self._window()
+            if newest is not None:
+                window = slice(max(window.start, window.stop - newest), window.stop)
+            return Candidates(
+                # .data: the rows behind this view never change, so autograd need not guard them
+                # against the enqueue that may come between a forward and its backward.
+                self.embeddings.data[window],
+                self.item_ids.data[window],
+                self.log_q.data[window],
+                cached=True,
+            )
 
     def ages(self) -> Tensor:
         """`[len(self)]` iterations since each row was written, oldest first."""
@@ -115,9 +127,10 @@ class MemoryBank(nn.Module):
         if newest:
             rows, ids, log_q = rows[newest:], ids[newest:], log_q[newest:]
         self._check_finite(rows, log_q)
-        self.skip()
-        if self.capacity:
-            self._append(rows, ids, log_q)
+        with _ONE_AT_A_TIME:
+            self.skip()
+            if self.capacity:
+                self._append(rows, ids, log_q)
 
     def skip(self) -> None:
         """Count an iteration whose items are not kept."""
@@ -159,7 +172,7 @@ class MemoryBank(nn.Module):
 
     def _move_to_fresh_buffers(self) -> None:
         window = self._window()
-        for name in ("embeddings", "item_ids", "log_q", "birth"):
+        for name in self.ROW_BUFFERS:
             old: Tensor = getattr(self, name)
             fresh = torch.zeros_like(old)
             fresh[: len(self)] = old[window]
@@ -170,37 +183,74 @@ class MemoryBank(nn.Module):
         return slice(int(self.cursor) - int(self.fill), int(self.cursor))
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> MemoryBank:
-        log_q = self.log_q
+        precise: dict[str, Tensor] = {name: getattr(self, name) for name in self.FULL_PRECISION}
+        if fn(torch.empty(0)).is_meta:
+            raise ValueError(
+                "a bank cannot be on the device meta, which keeps no numbers; leave it on cpu"
+            )
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for counter in ("cursor", "fill", "step"):
             setattr(self, counter, getattr(self, counter).cpu())
-        # module.half() may shrink the rows, but log q = -14.2 in bfloat16 is off by up to 0.06.
-        self.log_q = log_q.to(self.log_q.device)
+        for name, value in precise.items():
+            setattr(self, name, value.to(getattr(self, name).device))
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        with _ONE_AT_A_TIME:
+            self._load(state_dict, prefix, *args)
+
+    def _load(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         saved = state_dict.get(prefix + "embeddings")
-        if saved is not None and saved.shape != self.embeddings.shape:
+        if isinstance(saved, Tensor) and saved.dim() == 2 and saved.shape != self.embeddings.shape:
             raise ValueError(
                 f"the state holds a bank of capacity {saved.shape[0] // 2} and dim "
                 f"{saved.shape[1]}, this one has {self.capacity} and {self.dim}; build it alike, "
                 "or leave the bank out of the state to start empty"
             )
-        counters = {name: state_dict.get(prefix + name) for name in ("cursor", "fill", "step")}
-        self._check_counters({name: value for name, value in counters.items() if value is not None})
+        given = {name: state_dict.get(prefix + name) for name in self._buffers}
+        self._check_kinds({name: value for name, value in given.items() if value is not None})
+        self._check_counters(
+            {
+                name: value
+                for name in ("cursor", "fill", "step")
+                if (value := given[name]) is not None
+            }
+        )
         # Views handed out by read() and earlier state_dicts must survive a load: load into buffers
         # of our own.
         for name, buffer in self.named_buffers(recurse=False):
             setattr(self, name, buffer.clone())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
+    def _check_kinds(self, tensors: dict[str, Any]) -> None:
+        """Raise `ValueError` unless these have the types and shapes of this bank's buffers."""
+        for name, value in tensors.items():
+            own: Tensor = getattr(self, name)
+            if not isinstance(value, Tensor) or value.is_meta:
+                raise ValueError(f"{name} of the bank must be a tensor; the state was damaged")
+            if name in ("cursor", "fill", "step"):
+                continue
+            if value.is_floating_point() != own.is_floating_point() or value.is_complex():
+                raise ValueError(
+                    f"{name} of the bank must be {own.dtype}, got {value.dtype}; the state was "
+                    "damaged"
+                )
+            if value.shape != own.shape:
+                raise ValueError(
+                    f"{name} of the bank must have shape {list(own.shape)}, got "
+                    f"{list(value.shape)}; the state was damaged"
+                )
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise ValueError(f"{name} of the bank is not finite; the state was damaged")
+
     def _check_counters(self, counters: dict[str, Tensor]) -> None:
         """Raise `ValueError` unless these can be the counters of a bank of this capacity."""
         for name, value in counters.items():
-            if value.dtype != torch.int64 or value.dim() != 0 or int(value) < 0:
+            one = value.dtype == torch.int64 and value.dim() == 0
+            if not one or not 0 <= int(value) < MOST_STEPS:
                 raise ValueError(
-                    f"{name} of the bank must be one int64 of at least 0, got {value}; the state "
-                    "was damaged"
+                    f"{name} of the bank must be one int64 between 0 and 2^62, got {value}; the "
+                    "state was damaged"
                 )
         fill, cursor = (int(counters.get(name, getattr(self, name))) for name in ("fill", "cursor"))
         if not fill <= self.capacity or not fill <= cursor <= 2 * self.capacity:
