@@ -9,7 +9,7 @@ For example:
 from __future__ import annotations
 
 from crossbatch.data.dataset import Batch, Dataset, EvalBatch, Feature, describe, open_dataset
-from crossbatch.data.prepare import PrepareOptions, prepare
+from crossbatch.data.prepare import PrepareOptions, append, prepare
 from crossbatch.data.readers import READERS, ReadOptions, open_source
 from crossbatch.data.readers.source import Column, Source
 
@@ -23,6 +23,7 @@ __all__ = [
     "PrepareOptions",
     "ReadOptions",
     "Source",
+    "append",
     "describe",
     "open_dataset",
     "open_source",

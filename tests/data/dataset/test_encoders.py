@@ -97,6 +97,16 @@ def test_dense_vectors_may_be_text() -> None:
     assert encoded.values.tolist() == [[1.5, -2.0], [3.0, 4.0]]
 
 
+@pytest.mark.parametrize("text", ["Film 7 of 1999", "1 2 x", "1e", "0.5 nan"])
+def test_bug_digits_of_a_title_became_a_vector(text: str) -> None:
+    column = pl.Series("vec", ["1 2", None, " ", text])
+    with pytest.raises(DataError, match=f"'vec' must hold numbers alone, .* got '{text}'"):
+        fit(column, Column("vec", "dense"))
+    whole = pl.Series("vec", ["1 2", None, " "])
+    encoded = fit(whole, Column("vec", "dense")).encode(whole)
+    assert encoded.values.tolist() == [[1, 2], [0, 0], [0, 0]]
+
+
 def test_dense_vectors_of_unequal_length_are_refused() -> None:
     column = pl.Series([[1.0, 2.0], [3.0]])
     encoder = fit(column, Column("vec", "dense"))

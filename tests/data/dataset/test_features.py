@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from crossbatch.data import Dataset, Source
+from crossbatch.data import Column, Dataset, Source
 from crossbatch.errors import DataError
 
 Maker = Callable[..., Dataset]
@@ -78,8 +78,6 @@ def test_a_table_without_any_known_column_is_a_mistake(dataset: Dataset) -> None
 
 
 def test_user_features_have_one_row_a_user(make_dataset: Maker, source_of: SourceOf) -> None:
-    from crossbatch.data import Column
-
     table = pl.DataFrame(
         {"key": [f"u{n}" for n in range(10)], "age": [float(n) for n in range(10)]}
     )
@@ -108,3 +106,22 @@ def test_repeated_and_missing_item_rows_are_reported(
         0,
         2,
     ]  # the first row counts
+
+
+def test_values_that_are_no_numbers_are_counted_and_a_column_of_them_refused(
+    make_dataset: Maker, source_of: SourceOf
+) -> None:
+    def prepared(ages: list[str | None]) -> Dataset:
+        table = pl.DataFrame({"key": [f"u{n}" for n in range(10)], "age": ages})
+        columns = (Column("age", "numeric"),)
+        return make_dataset(source_of(ROWS, user_table=lambda _k, _t: table, user_columns=columns))
+
+    dataset = prepared(["x", "x", " 7 ", "", None, *"12345"])
+    notes = dataset.manifest["reading"]["notes"]
+    assert "2 of 9 values of 'age' are not numbers, such as 'x', and count as missing" in notes
+    missing = dataset.user_features["age"].values[dataset.user_ids(["u0", "u1", "u2"]), 1]
+    assert missing.tolist() == [1, 1, 0]
+    with pytest.raises(DataError, match=r"6 of 10 values of 'age' .* such as '.*': declare it as"):
+        prepared(["x", "1e99", *"xxxx", *"1234"])
+    with pytest.raises(DataError, match="'age' must be a number, got 'abc'"):
+        dataset.encode_users(pl.DataFrame({"age": ["4", "abc"]}))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from crossbatch.data import Dataset, open_dataset
@@ -293,3 +294,89 @@ def test_an_earlier_folder_with_a_forged_manifest_is_refused(
     write_manifest(folder, {k: v for k, v in manifest.items() if k not in made})
     with pytest.raises(DataError, match="prepare it again"):
         open_dataset(folder).batches(4, seed=0)
+
+
+def test_targets_of_the_newest_days(make_dataset: Maker) -> None:
+    day = 86_400
+    rows = [("u", "a", 0), ("u", "b", day), ("u", "c", 3 * day), ("u", "d", 3 * day + 60)]
+    rows += [("v", "a", 2 * day), ("v", "d", 3 * day + 1), ("w", "a", 1), ("w", "b", 2)]
+    dataset = make_dataset(rows, split="time", valid_share=0.0, test_share=0.0, ties="stable")
+    assert dataset.last_training_time == (3 * day + 60) * 1_000_000
+    ids = dict(zip("abcd", dataset.item_ids(list("abcd")).tolist(), strict=True))
+    # the last day: c and d of u, d of v; all of w is older
+    law = dataset.sampling_law(1, "interaction", 1.0)
+    expected = {"a": 0.0, "b": 0.0, "c": 1 / 3, "d": 2 / 3}
+    assert {key: law[row] for key, row in ids.items()} == pytest.approx(expected)
+    assert dataset.num_samples(newest_days=1.0) == 3
+    # 59 s: d of u, and d of v, which came 59 s before it, does not count
+    assert dataset.num_samples(newest_days=59 / day) == 1
+    assert dataset.num_samples(newest_days=60 / day) == 2
+    drawn = next(dataset.batches(64, seed=0, sample_by="interaction", newest_days=1.0))
+    assert set(drawn.item_ids.tolist()) == {ids["c"], ids["d"]}
+    first = drawn.history[drawn.item_ids == ids["c"]][0]
+    assert first[first > 0].tolist() == [ids["a"], ids["b"]]  # histories reach further back
+
+
+@pytest.mark.parametrize("days", [-1.0, float("inf"), float("nan")])
+def test_impossible_days_are_refused(make_dataset: Maker, days: float) -> None:
+    dataset = make_dataset([("u", "a", 1), ("u", "b", 2), ("v", "a", 1), ("v", "b", 3)])
+    with pytest.raises(ConfigError, match="newest_days must be"):
+        dataset.samples(newest_days=days)
+
+
+weighted_sequences = st.lists(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4)), min_size=1, max_size=7),
+    min_size=1,
+    max_size=9,
+)
+
+
+def weighted(
+    sequences: list[list[tuple[int, int]]], least: int, by: str
+) -> tuple[np.ndarray, Samples]:
+    items, samples = samples_of([[item for item, _ in each] for each in sequences], least, by)
+    sums = np.cumsum([0, *(weight for each in sequences for _, weight in each)])
+    return items, replace(samples, weight_offsets=sums).with_targets()
+
+
+@given(weighted_sequences, st.integers(1, 3), st.sampled_from(module.SAMPLE_BY))
+def test_the_weighted_law_is_the_exact_sum_over_all_draws(
+    sequences: list[list[tuple[int, int]]], least: int, by: str
+) -> None:
+    targets = [each[least:] for each in sequences]
+    able = [each for each in targets if sum(weight for _, weight in each)]
+    assume(able)
+    items, samples = weighted(sequences, least, by)
+    expected = [Fraction(0)] * 7
+    everything = sum(weight for each in able for _, weight in each)
+    for each in able:
+        total = sum(weight for _, weight in each)
+        for item, weight in each:
+            of_all = everything if by == "interaction" else len(able) * total
+            expected[item] += Fraction(weight, of_all)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SUMMED_ROWS", 3)
+        law = samples.law(items, 6)
+        assert samples.count() == sum(weight > 0 for each in able for _, weight in each)
+    np.testing.assert_allclose(law, [float(each) for each in expected], rtol=1e-12, atol=0)
+
+
+@given(weighted_sequences, st.sampled_from(module.SAMPLE_BY), st.integers(0, 99))
+def test_an_event_of_weight_two_is_drawn_as_two_events(
+    sequences: list[list[tuple[int, int]]], by: str, seed: int
+) -> None:
+    """The same random numbers draw the same items from a log that has each event that often."""
+    assume(any(weight for each in sequences for _, weight in each[1:]))
+    items, samples = weighted(sequences, 1, by)
+    repeated = [
+        [each[0][0], *(item for item, weight in each[1:] for _ in range(weight))]
+        for each in sequences
+    ]
+    plain_items, plain = samples_of(repeated, 1, by)
+    np.testing.assert_array_equal(samples.users, plain.users)
+    shape = (40, 1) if by == "user" else (10, 4)
+    rows, positions = samples.draw(np.random.default_rng(seed), shape)
+    plain_rows, plain_positions = plain.draw(np.random.default_rng(seed), shape)
+    np.testing.assert_array_equal(rows, plain_rows)
+    np.testing.assert_array_equal(items[positions], plain_items[plain_positions])
+    np.testing.assert_allclose(samples.law(items, 6), plain.law(plain_items, 6), rtol=1e-12)

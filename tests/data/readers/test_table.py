@@ -194,3 +194,11 @@ def test_named_columns_mean_a_table(tmp_path):
         open_source(log)
     named = ReadOptions(user="buyer", item="sku", time="when")
     assert open_source(log, options=named).format == "table"
+
+
+@pytest.mark.parametrize("named", [{"user": "item"}, {"time": "user"}, {"rating": "timestamp"}])
+def test_one_column_cannot_be_two_things(tmp_path, named):
+    log = tmp_path / "clicks.csv"
+    log.write_text("user,item,timestamp\na,x,1\n")
+    with pytest.raises(ConfigError, match=r"column '\w+' of clicks.csv would be read as both"):
+        open_source(log, options=ReadOptions(**named))

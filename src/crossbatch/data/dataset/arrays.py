@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from crossbatch.errors import DataError
+from crossbatch.files import check_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import DTypeLike
+
+
+PIECE = 1 << 20  # elements
 
 
 def map_array(path: Path) -> np.ndarray:
@@ -27,6 +31,7 @@ def map_array(path: Path) -> np.ndarray:
         DataError: If the file is missing, cut short, or no plain array.
     """
     try:
+        check_regular(path)
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(mapped, np.memmap):
             raise ValueError("it is an archive")
@@ -80,6 +85,20 @@ class ArrayReader:
         offset = self._start + start * self._dtype.itemsize
         return np.fromfile(self._path, self._dtype, max(end - start, 0), offset=offset)
 
+    def take(self, positions: np.ndarray) -> np.ndarray:
+        """Return the elements at ascending positions.  `[n]`."""
+        taken = np.empty(len(positions), self._dtype)
+        for first in range(0, self._length, PIECE):
+            start, end = np.searchsorted(positions, [first, first + PIECE])
+            if start < end:
+                taken[start:end] = self[first : first + PIECE][positions[start:end] - first]
+        return taken
+
+
+def take(array: ArrayReader | np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return the elements at ascending positions of an array, however it is read.  `[n]`."""
+    return array[positions] if isinstance(array, np.ndarray) else array.take(positions)
+
 
 def pieces(array: ArrayReader | np.ndarray, rows: int) -> Iterator[np.ndarray]:
     """Yield an array from its beginning, `rows` elements at a time."""
@@ -88,28 +107,41 @@ def pieces(array: ArrayReader | np.ndarray, rows: int) -> Iterator[np.ndarray]:
 
 
 class ArrayWriter:
-    """A new one-dimensional `.npy` of known length, little-endian, filled from its beginning."""
+    """A new `.npy` of `length` rows, little-endian, filled from its beginning.
 
-    def __init__(self, path: Path, dtype: DTypeLike, length: int) -> None:
+    Rows are numbers, or `width` numbers each. The length need not be known beforehand.
+    """
+
+    def __init__(
+        self, path: Path, dtype: DTypeLike, length: int | None, *, width: int | None = None
+    ) -> None:
         self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._length, self._written = length, 0
+        self._length, self._width, self._written = length, width, 0
         self._file = path.open("wb")
+        self._write_header(length or 0)
+
+    def append(self, values: np.ndarray) -> None:
+        """Add the next values.  Shape `[n]`, or `[n, width]`."""
+        self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data)
+        self._written += len(values)
+
+    def _write_header(self, length: int) -> None:
+        """Write the header, which has room for any length."""
         header = {
             "descr": np.lib.format.dtype_to_descr(self._dtype),
             "fortran_order": False,
-            "shape": (length,),
+            "shape": (length,) if self._width is None else (length, self._width),
         }
         np.lib.format.write_array_header_1_0(self._file, header)
-
-    def append(self, values: np.ndarray) -> None:
-        """Add the next values.  Shape `[n]`."""
-        self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data)
-        self._written += len(values)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._length is None and kind is None:
+            self._length = self._written
+            self._file.seek(0)
+            self._write_header(self._length)
         self._file.close()
         if kind is None and self._written != self._length:
             raise RuntimeError(f"{self._written} of {self._length} elements were written")

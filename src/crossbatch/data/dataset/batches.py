@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from crossbatch.data.dataset.arrays import range_positions
+from crossbatch.data.dataset.arrays import offsets_of, range_positions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,12 +34,18 @@ class Batch:
         item_ids: The positives.  Shape `[B]`, int64.
         later: The items after the positives, of all rows end to end, and the batch offsets; only
             if requested.  Shapes `[n]` and `[B + 1]`, int64.
+        event_ids: The positives' rows of the context features, of a dataset that has any.  Shape
+            `[B]`, int64.
+        shown: The items that were shown with the positives, and the batch offsets, of a dataset
+            with impressions.  Shapes `[n]` and `[B + 1]`, int64.
     """
 
     user_ids: Tensor
     history: Tensor
     item_ids: Tensor
     later: tuple[Tensor, Tensor] | None = None
+    event_ids: Tensor | None = None
+    shown: tuple[Tensor, Tensor] | None = None
 
     def to(self, device: torch.device) -> Batch:
         """The same samples on a device."""
@@ -48,7 +54,10 @@ class Batch:
             return tensor.to(device, non_blocking=True)
 
         later = self.later and (moved(self.later[0]), moved(self.later[1]))
-        return Batch(moved(self.user_ids), moved(self.history), moved(self.item_ids), later)
+        events = None if self.event_ids is None else moved(self.event_ids)
+        shown = self.shown and (moved(self.shown[0]), moved(self.shown[1]))
+        own = (moved(self.user_ids), moved(self.history), moved(self.item_ids))
+        return Batch(*own, later, events, shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,8 @@ class EvalBatch:
             Shape `[B + 1]`, int64.
         seen: Everything before the targets, of all rows end to end, and the batch offsets; the
             history is its newest part.  Shapes `[n]` and `[B + 1]`, int64.
+        event_ids: The first targets' rows of the context features, of a dataset that has any.
+            Shape `[B]`, int64.
     """
 
     user_ids: Tensor
@@ -70,6 +81,7 @@ class EvalBatch:
     target_ids: Tensor
     target_offsets: Tensor
     seen: tuple[Tensor, Tensor] | None = None
+    event_ids: Tensor | None = None
 
     @property
     def targets(self) -> list[Tensor]:
@@ -87,6 +99,9 @@ def training_batches(
     history_length: int,
     start: int,
     later: bool,
+    events: bool = False,
+    places: np.ndarray | None = None,
+    shown: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Iterator[Batch]:
     """Yield batches of samples of `items` without end; batch i depends on the seed and i alone.
 
@@ -99,14 +114,18 @@ def training_batches(
     while True:
         rng = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, block, 0]))
         rows, positions = samples.draw(rng, (per_block, batch_size))
-        starts = np.maximum(samples.starts[rows], positions - history_length)
+        starts = np.maximum(
+            _starts(samples.starts[rows], positions, places), positions - history_length
+        )
         users = torch.from_numpy(samples.users[rows])
         history = torch.from_numpy(_windows(items, starts, positions, history_length))
         targets = torch.from_numpy(items[positions].astype(np.int64))
         # One split of the block: slicing every tensor of every batch takes three times as long.
         parts = (tensor.split(batch_size) for tensor in (users, history, targets))
         after = _later(items, positions, samples.ends[rows], per_block) if later else repeat(None)
-        yield from islice(map(Batch, *parts, after), skip, None)
+        event_ids = torch.from_numpy(positions).split(batch_size) if events else repeat(None)
+        lists = _shown(*shown, positions, per_block) if shown else repeat(None)
+        yield from islice(map(Batch, *parts, after, event_ids, lists), skip, None)
         block, skip = block + 1, 0
 
 
@@ -120,6 +139,14 @@ def _later(
         yield _ranges(items, target + 1, end)
 
 
+def _shown(
+    items: np.ndarray, offsets: np.ndarray, positions: np.ndarray, num_batches: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the items that were shown with the targets, batch by batch."""
+    for target in np.split(positions, num_batches):
+        yield _ranges(items, offsets[target], offsets[target + 1])
+
+
 def eval_batches(
     items: np.ndarray,
     users: np.ndarray,
@@ -129,25 +156,53 @@ def eval_batches(
     *,
     batch_size: int,
     history_length: int,
+    weight_offsets: np.ndarray | None = None,
+    events: bool = False,
+    places: np.ndarray | None = None,
 ) -> Iterator[EvalBatch]:
     """Yield evaluation samples in stored order; the last batch may be short.
 
-    Of `items`, all sequences end to end, `start:cut` is a user's history and `cut:end` the targets.
+    Of `items`, all sequences end to end, `start:cut` is a user's history and `cut:end` the targets;
+    with `weight_offsets` (see `Samples`), those of a weight above 0.
     """
     import torch
 
     for first in range(0, len(users), batch_size):
         rows = slice(first, first + batch_size)
         cut, end = cuts[rows], ends[rows]
-        begin = np.maximum(starts[rows], cut - history_length)
-        target_ids, target_offsets = _ranges(items, cut, end)
+        targets, target_offsets = _targets(cut, end, weight_offsets)
+        begin = np.maximum(_starts(starts[rows], cut, places), cut - history_length)
         yield EvalBatch(
             user_ids=torch.from_numpy(users[rows].astype(np.int64)),
             history=torch.from_numpy(_windows(items, begin, cut, history_length)),
-            target_ids=target_ids,
-            target_offsets=target_offsets,
+            target_ids=torch.from_numpy(items[targets].astype(np.int64)),
+            target_offsets=torch.from_numpy(target_offsets),
             seen=_ranges(items, starts[rows], cut),
+            event_ids=torch.from_numpy(targets[target_offsets[:-1]]) if events else None,
         )
+
+
+def _starts(starts: np.ndarray, positions: np.ndarray, places: np.ndarray | None) -> np.ndarray:
+    """Return where the histories of targets start: those of the user, or of their sessions.
+
+    `places` `[n]` are how many events of its session came before each one; a target that begins a
+    session has the history of its user.
+    """
+    if places is None:
+        return starts
+    earlier = places[positions]
+    return np.where(earlier > 0, np.maximum(starts, positions - earlier), starts)
+
+
+def _targets(
+    cuts: np.ndarray, ends: np.ndarray, weight_offsets: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions of all targets end to end, and where those of each row begin."""
+    positions, offsets = range_positions(cuts, ends)
+    if weight_offsets is None:
+        return positions, offsets
+    kept = weight_offsets[positions + 1] > weight_offsets[positions]
+    return positions[kept], offsets_of(kept)[offsets]
 
 
 def _windows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +12,6 @@ import numpy as np
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from crossbatch.data.dataset.memory_mapped import Dataset
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -45,7 +44,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def plot(dataset: Dataset, path: Path) -> None:
+def plot(dataset: Dataset, path: Path | str) -> None:
     """Write four panels as PNG, SVG or PDF, by the file's suffix.
 
     Raises:
@@ -64,7 +63,7 @@ def plot(dataset: Dataset, path: Path) -> None:
         f"{dataset.path.name}: {counts['users']:,} users, {counts['items']:,} items, "
         f"{counts['interactions']:,} interactions"
     )
-    figure.savefig(path, dpi=120, metadata=NO_DATE.get(path.suffix))
+    figure.savefig(path, dpi=120, metadata=NO_DATE.get(Path(path).suffix))
 
 
 def _plot_lengths(axis: Any, dataset: Dataset) -> None:

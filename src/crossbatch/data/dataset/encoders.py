@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +12,13 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import offsets_of
+from crossbatch.data.dataset.tokens import (
+    read_tokenizer,
+    tokenise,
+    tokenizer_checksum,
+    train_tokenizer,
+    vocabulary_size,
+)
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -22,6 +29,8 @@ if TYPE_CHECKING:
 UNKNOWN = 0
 LARGEST, LARGEST_HALF = float(np.finfo(np.float32).max), float(np.finfo(np.float16).max)
 TEXT_BUCKETS = 1 << 15
+NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+VECTOR = rf"^[\[(]?\s*{NUMBER}(?:[\s,;|]+{NUMBER})*\s*[\])]?$"  # a dense value as text
 
 
 class Encoded(NamedTuple):
@@ -34,17 +43,19 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Turns a column into arrays; all it has learned is in its settings and its vocabulary.
+    """Turns a column into arrays; all it has learned is in its attributes.
 
     Attributes:
         kind: A key of `ENCODERS`.
         settings: Plain values, stored as JSON.
         vocabulary: Known values, for kinds that have one.
+        tokenizer: JSON text of the tokenizer of "tokens".
     """
 
     kind: str
     settings: dict[str, Any]
     vocabulary: pl.Series | None = None
+    tokenizer: str | None = None
 
     def encode(self, column: pl.Series) -> Encoded:
         """Encode a column, of the dataset or of new items.  Shape `[R]`."""
@@ -54,6 +65,29 @@ class Encoder:
     def feature_kind(self) -> str:
         """The layout of the arrays, see `Feature.kind`."""
         return {"text": "multi_valued", "sentence": "dense"}.get(self.kind, self.kind)
+
+    def unreadable(self, column: pl.Series) -> pl.Series:
+        """The values, as text, that are there but count as missing: no numbers of float32."""
+        if self.kind != "numeric":
+            return pl.Series(column.name, [], dtype=pl.String)
+        missing = pl.Series(~np.isfinite(_numbers(column)))
+        return clean_text(column).filter(missing).drop_nulls()
+
+    def grown(self, column: pl.Series) -> Encoder:
+        """The encoder with the values of further rows, after those it knows.
+
+        Statistics stay as they are: a stored number must keep its meaning.
+        """
+        if self.vocabulary is None:
+            return self
+        if self.kind == "multi_valued":
+            values = _exploded(column, self.settings["separator"])["value"]
+        else:
+            values = clean_text(column)
+        new = _vocabulary(values.filter(~values.is_in(self.vocabulary.implode())))
+        return replace(
+            self, vocabulary=pl.concat([self.vocabulary, new.rename(self.vocabulary.name)])
+        )
 
     def known_values(self) -> pl.Series:
         """Return the vocabulary, which an encoder that needs one must have."""
@@ -66,7 +100,7 @@ def fit(column: pl.Series, spec: Column) -> Encoder:
     """Learn vocabulary or statistics from the items (or users) of a dataset."""
     match spec.kind:
         case "categorical":
-            return Encoder(spec.kind, {}, _vocabulary(_clean(column)))
+            return Encoder(spec.kind, {}, _vocabulary(clean_text(column)))
         case "multi_valued":
             values = _exploded(column, spec.separator)["value"]
             return Encoder(spec.kind, {"separator": spec.separator}, _vocabulary(values))
@@ -82,13 +116,17 @@ def fit(column: pl.Series, spec: Column) -> Encoder:
             return Encoder(spec.kind, {"size": len(vectors[0]), "name": spec.name})
         case "sentence":
             return Encoder(spec.kind, {"model": spec.model})
+        case "tokens":
+            text = read_tokenizer(Path(spec.model)) if spec.model else _trained_on(column, spec)
+            settings = {"max_tokens": spec.max_tokens, "tokenizer": tokenizer_checksum(text)}
+            return Encoder(spec.kind, settings, tokenizer=text)
     return Encoder("text", {"buckets": TEXT_BUCKETS})
 
 
 def _categorical(encoder: Encoder, column: pl.Series) -> Encoded:
     """One value a row.  Ids from 1 by descending frequency; 0 is unknown or missing."""
     vocabulary = encoder.known_values()
-    ids = _look_up(_clean(column), vocabulary).to_numpy().astype(np.int32)
+    ids = _look_up(clean_text(column), vocabulary).to_numpy().astype(np.int32)
     return Encoded(ids, None, len(vocabulary) + 1)
 
 
@@ -120,6 +158,8 @@ def _hashed_text(encoder: Encoder, column: pl.Series) -> Encoded:
 def _numeric(encoder: Encoder, column: pl.Series) -> Encoded:
     """A number, standardised, beside a flag that says whether it is missing.  `[R, 2]`, float32."""
     numbers = _numbers(column)
+    if encoder.settings.get("log"):
+        numbers = np.log1p(np.maximum(numbers, 0.0))
     missing = ~np.isfinite(numbers)
     scaled = (numbers - encoder.settings["mean"]) / encoder.settings["std"]
     scaled = np.clip(np.where(missing, 0.0, scaled), -LARGEST, LARGEST)
@@ -146,9 +186,18 @@ def _dense(encoder: Encoder, column: pl.Series) -> Encoded:
 
 def _sentence(encoder: Encoder, column: pl.Series) -> Encoded:
     """Text as vectors of a sentence-transformers model; rows without text are zero.  float16."""
-    texts = _clean(column)
+    texts = clean_text(column)
     found = _sentence_model(encoder.settings["model"]).encode(texts.drop_nulls().to_list())
     return _rows_where(texts.is_not_null(), np.asarray(found))
+
+
+def _tokens(encoder: Encoder, column: pl.Series) -> Encoded:
+    """Text as token ids, in their order; rows without text have none."""
+    if encoder.tokenizer is None:
+        raise DataError("a stored feature lost its tokenizer: prepare the dataset again")
+    texts = clean_text(column).to_list()
+    values, offsets = tokenise(encoder.tokenizer, texts, encoder.settings["max_tokens"])
+    return Encoded(values, offsets, vocabulary_size(encoder.tokenizer))
 
 
 ENCODERS: dict[str, Callable[[Encoder, pl.Series], Encoded]] = {
@@ -157,8 +206,16 @@ ENCODERS: dict[str, Callable[[Encoder, pl.Series], Encoded]] = {
     "numeric": _numeric,
     "text": _hashed_text,
     "sentence": _sentence,
+    "tokens": _tokens,
     "dense": _dense,
 }
+
+
+def _trained_on(column: pl.Series, spec: Column) -> str:
+    texts = clean_text(column).drop_nulls().to_list()
+    if not texts:
+        raise DataError(f"column {spec.name!r} holds no text to train a tokenizer on: leave it out")
+    return train_tokenizer(texts)
 
 
 def _rows_where(present: pl.Series, vectors: np.ndarray) -> Encoded:
@@ -174,11 +231,12 @@ def _sentence_model(path: str) -> Any:
     try:
         library = import_module("sentence_transformers")
     except ImportError as error:
-        raise ConfigError("sentence vectors need: pip install 'crossbatch[content]'") from error
+        raise ConfigError("sentence vectors need: pip install 'crossbatch[text]'") from error
     return library.SentenceTransformer(path)
 
 
-def _clean(column: pl.Series) -> pl.Series:
+def clean_text(column: pl.Series) -> pl.Series:
+    """Return values as text without surrounding blanks, null where nothing is left."""
     text = column.cast(pl.String).str.strip_chars()
     return text.set(text == "", None)
 
@@ -202,7 +260,7 @@ def _exploded(column: pl.Series, separator: str) -> pl.DataFrame:
     lists = column if column.dtype == pl.List else column.cast(pl.String).str.split(separator)
     frame = pl.DataFrame({"row": pl.int_range(len(column), eager=True), "value": lists})
     frame = frame.explode("value")
-    return frame.with_columns(_clean(frame["value"]).alias("value")).drop_nulls("value")
+    return frame.with_columns(clean_text(frame["value"]).alias("value")).drop_nulls("value")
 
 
 def _bags(parts: pl.DataFrame, num_rows: int, num_values: int) -> Encoded:
@@ -212,14 +270,26 @@ def _bags(parts: pl.DataFrame, num_rows: int, num_values: int) -> Encoded:
 
 def _numbers(column: pl.Series) -> np.ndarray:
     """The numbers as float64; what float32 cannot hold counts as missing."""
+    if column.dtype.is_nested():
+        raise DataError(f"column {column.name!r} holds {column.dtype}, not numbers")
+    if column.dtype == pl.String:
+        column = column.str.strip_chars()
     numbers = np.array(column.cast(pl.Float64, strict=False).to_numpy(), dtype=np.float64)
     numbers[np.abs(numbers) > LARGEST] = np.nan
     return numbers
 
 
 def _vectors(column: pl.Series) -> pl.Series:
+    """The vectors as lists of float64; text must be numbers between spaces, commas, ; or |."""
     if column.dtype == pl.String:
-        column = column.str.extract_all(r"[-+.\deE]+")
+        text = clean_text(column)
+        other = text.filter(~text.str.contains(VECTOR))
+        if len(other):
+            raise DataError(
+                f"dense column {column.name!r} must hold numbers alone, such as '0.5 -1 2', got "
+                f"{other[0][:60]!r}"
+            )
+        column = text.str.extract_all(NUMBER)
     elif isinstance(column.dtype, pl.Array):
         column = column.arr.to_list()
     return column.cast(pl.List(pl.Float64))

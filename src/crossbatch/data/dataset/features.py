@@ -1,7 +1,7 @@
-"""Features of items and users: written by preparation, memory-mapped by the dataset.
+"""Features of items, users and events: written by preparation, memory-mapped by the dataset.
 
-`features/items/` and `features/users/` hold arrays, `schema.json` and vocabularies: all that is
-needed to encode new items, so that a bundle copies the folder.
+`features/items/`, `features/users/` and `features/context/` hold arrays, `schema.json` and
+vocabularies: all that is needed to encode new items, so that a bundle copies the folder.
 """
 
 from __future__ import annotations
@@ -12,34 +12,38 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from crossbatch.data.dataset.arrays import map_array
-from crossbatch.data.dataset.encoders import Encoder, fit
+from crossbatch.data.dataset.arrays import map_array, range_positions
+from crossbatch.data.dataset.encoders import Encoded, Encoder, fit
 from crossbatch.data.dataset.string_table import StringTable, write_strings
+from crossbatch.data.dataset.tokens import tokenizer_checksum
+from crossbatch.data.dataset.vectors import write_vectors
 from crossbatch.errors import DataError
 from crossbatch.files import read_document, write_document
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from crossbatch.data.dataset.vectors import Vectors
     from crossbatch.data.readers.source import Column
 
 SCHEMA = "schema.json"
+TOKENIZER = ".tokenizer.json"  # after the stem of a feature
 ENTRY_KEYS = {"stem", "encoder", "kind", "num_values", "settings"}
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One content column as arrays; R rows are items 0 … num_items (0 = padding), or users.
+    """One column as arrays; R rows are items 0 … num_items (0 = padding), users, or interactions.
 
     Attributes:
         name: The column's name.
         kind: "categorical": `values` int32 `[R]`, 0 = unknown or missing; "multi_valued" (hashed
-            text too): `values` int32, those of row r at `offsets[r]:offsets[r + 1]`; "numeric":
-            `values` float32 `[R, 2]`, standardised value and missing flag; "dense": `values`
-            float16 `[R, n]`.
+            text too): `values` int32, those of row r at `offsets[r]:offsets[r + 1]`; "tokens": the
+            same, token ids of a text in their order; "numeric": `values` float32 `[R, 2]`,
+            standardised value and missing flag; "dense": `values` float16 `[R, n]`.
         values: See `kind`.
-        offsets: Shape `[R + 1]`, int64, for "multi_valued" only.
+        offsets: Shape `[R + 1]`, int64, for "multi_valued" and "tokens" only.
         num_values: Ids are below it; for "numeric" and "dense" the width of `values`.
     """
 
@@ -51,15 +55,25 @@ class Feature:
 
 
 def write_features(
-    folder: Path, table: pl.DataFrame, columns: Sequence[Column], *, padding: int = 0
+    folder: Path,
+    table: pl.DataFrame,
+    columns: Sequence[Column],
+    note: Callable[[str], None],
+    *,
+    padding: int = 0,
+    vectors: Sequence[Vectors] = (),
 ) -> dict[str, dict[str, Any]]:
     """Fit an encoder to each column, write its arrays and state to a new folder.
 
-    `table` has one row for each row of the features, null where there is no content; its first
-    `padding` rows do not count as missing content.
+    `table` has one row for each row of the features, null where there is no content, and their
+    keys; its first `padding` rows do not count as missing content. `note` is told of values that
+    count as missing. Precomputed `vectors` are further features, which the table does not hold.
 
     Returns:
         For each feature its kind, size, and the share of rows that have a value.
+
+    Raises:
+        DataError: If most values of a column cannot be of its kind.
     """
     folder.mkdir(parents=True)
     schema: dict[str, Any] = {}
@@ -69,26 +83,177 @@ def write_features(
         rows = series[padding:]
         encoder = fit(series, column)
         encoded = encoder.encode(series)
+        _note_unreadable(encoder, series, note)
         stem = f"{number:02d}"  # a column's name need not be a file's name
-        np.save(folder / f"{stem}.npy", encoded.values)
-        if encoded.offsets is not None:
-            np.save(folder / f"{stem}.offsets.npy", encoded.offsets)
-        if encoder.vocabulary is not None:
-            write_strings(folder, f"{stem}.vocabulary", encoder.vocabulary)
-        schema[column.name] = {
-            "stem": stem,
-            "encoder": column.kind,
-            "kind": encoder.feature_kind,
-            "num_values": encoded.num_values,
-            "settings": encoder.settings,
-        }
+        _save(folder, stem, encoded, encoder)
+        schema[column.name] = schema_entry(stem, encoder, encoded.num_values)
         summary[column.name] = {
             "encoder": column.kind,
             "num_values": encoded.num_values,
             "coverage": round(1.0 - rows.null_count() / max(len(rows), 1), 6),
         }
+    for number, each in enumerate(vectors, len(columns)):
+        if each.name in schema:
+            raise DataError(f"feature {each.name!r} is both a column and a file of vectors")
+        present = write_vectors(folder / f"{number:02d}.npy", table["key"], each)[padding:]
+        if not present.any():
+            raise DataError(f"no item has a vector {each.name!r}: its keys are other ones")
+        settings = {"size": each.width, "name": each.name}
+        schema[each.name] = {
+            "stem": f"{number:02d}",
+            "encoder": "dense",
+            "kind": "dense",
+            "num_values": each.width,
+            "settings": settings,
+        }
+        coverage = round(float(present.mean()), 6)
+        summary[each.name] = {"encoder": "dense", "num_values": each.width, "coverage": coverage}
     write_document(folder / SCHEMA, schema, indent=2)
     return summary
+
+
+def schema_entry(stem: str, encoder: Encoder, num_values: int) -> dict[str, Any]:
+    """Return what the schema says of a feature."""
+    return {
+        "stem": stem,
+        "encoder": encoder.kind,
+        "kind": encoder.feature_kind,
+        "num_values": num_values,
+        "settings": encoder.settings,
+    }
+
+
+def _note_unreadable(encoder: Encoder, column: pl.Series, note: Callable[[str], None]) -> None:
+    """Note the values that count as missing; refuse a column of them."""
+    bad = encoder.unreadable(column)
+    if not len(bad):
+        return
+    present = len(column) - column.null_count()
+    text = f"{len(bad):,} of {present:,} values of {column.name!r} are not numbers"
+    if 2 * len(bad) > present:
+        raise DataError(
+            f"{text}, such as {bad[0][:60]!r}: declare it as {column.name}:text or "
+            f"{column.name}:categorical, or leave it out"
+        )
+    note(f"{text}, such as {bad[0][:60]!r}, and count as missing")
+
+
+def extend_features(
+    folder: Path,
+    source: Path,
+    table: pl.DataFrame,
+    given: np.ndarray,
+    note: Callable[[str], None],
+    *,
+    padding: int = 0,
+    vectors: Sequence[Vectors] = (),
+) -> dict[str, dict[str, Any]]:
+    """Write the features of `source` to a new folder, with further rows and newer content.
+
+    Ids of known values stay, values that were unknown get the ids after them.
+
+    Args:
+        folder: The folder to create.
+        source: A features folder.
+        table: A row for each old row, then for each new one.
+        given: Rows whose content the table has; others keep theirs, or have none.  `[R]`, bool.
+        note: Told of values that count as missing.
+        padding: First rows that do not count as missing content.
+        vectors: Newer vectors of features that the dataset has.
+
+    Returns:
+        As `write_features`.
+    """
+    schema, encoders, features = _schema(source), read_encoders(source), read_features(source)
+    newer = {each.name: each for each in vectors}
+    for name in newer:
+        if name not in features or features[name].kind != "dense":
+            raise DataError(f"the dataset has no feature of vectors {name!r} to add to")
+    if not schema:
+        return {}
+    folder.mkdir(parents=True)
+    summary: dict[str, dict[str, Any]] = {}
+    for name, entry in schema.items():
+        feature, encoder = features[name], encoders[name]
+        known = Encoded(feature.values, feature.offsets, feature.num_values)
+        chosen = given if name in table.columns else np.zeros_like(given)
+        if name in newer:
+            path = folder / f"{entry['stem']}.npy"
+            write_vectors(path, table["key"], newer[name], feature.values)
+            encoded = Encoded(map_array(path), None, feature.num_values)
+        elif chosen.any():
+            column = table[name].filter(pl.Series(chosen))
+            _note_unreadable(encoder, column, note)
+            encoder = encoder.grown(column)
+            encoded = _overlaid(known, encoder.encode(column), chosen, feature)
+        else:
+            encoded = _overlaid(known, None, chosen, feature)
+        if name not in newer:
+            _save(folder, entry["stem"], encoded, encoder)
+        entry["num_values"] = encoded.num_values
+        present = _has_value(encoded, feature.kind)[padding:]
+        summary[name] = {
+            "encoder": entry["encoder"],
+            "num_values": encoded.num_values,
+            "coverage": round(float(present.mean()) if len(present) else 0.0, 6),
+        }
+    write_document(folder / SCHEMA, schema, indent=2)
+    return summary
+
+
+def _overlaid(
+    known: Encoded, newer: Encoded | None, chosen: np.ndarray, feature: Feature
+) -> Encoded:
+    """Rows of `newer` where `chosen` `[R]`, else those of `known`, else rows without a value."""
+    if newer is not None and newer.values.shape[1:] != known.values.shape[1:]:
+        raise DataError(
+            f"feature {feature.name!r} has {known.values.shape[1]} numbers a row in the dataset, "
+            f"but {newer.values.shape[1]} in the new content"
+        )
+    num_values = known.num_values if newer is None else newer.num_values
+    num_known = len(known.values) if known.offsets is None else len(known.offsets) - 1
+    if known.offsets is None:
+        values = np.zeros((len(chosen), *known.values.shape[1:]), dtype=known.values.dtype)
+        if feature.kind == "numeric":
+            values[:, 1] = 1.0  # the flag that says it is missing
+        values[:num_known] = known.values
+        if newer is not None:
+            values[chosen] = newer.values
+        return Encoded(values, None, num_values)
+    starts, ends = np.zeros((2, len(chosen)), dtype=np.int64)
+    starts[:num_known], ends[:num_known] = known.offsets[:-1], known.offsets[1:]
+    both = known.values
+    if newer is not None and newer.offsets is not None:
+        both = np.concatenate([both, newer.values])
+        starts[chosen] = newer.offsets[:-1] + len(known.values)
+        ends[chosen] = newer.offsets[1:] + len(known.values)
+    positions, offsets = range_positions(starts, ends)
+    return Encoded(both[positions], offsets, num_values)
+
+
+def _has_value(encoded: Encoded, kind: str) -> np.ndarray:
+    """Whether a row has a value.  `[R]`, bool."""
+    if encoded.offsets is not None:
+        return np.diff(encoded.offsets) > 0
+    if kind == "numeric":
+        return np.asarray(encoded.values[:, 1] == 0)
+    return np.asarray((encoded.values != 0).reshape(len(encoded.values), -1).any(axis=1))
+
+
+def _save(folder: Path, stem: str, encoded: Encoded, encoder: Encoder) -> None:
+    """Write the arrays of a feature, and its vocabulary or tokenizer."""
+    np.save(folder / f"{stem}.npy", encoded.values)
+    if encoded.offsets is not None:
+        np.save(folder / f"{stem}.offsets.npy", encoded.offsets)
+    save_encoder(folder, stem, encoder)
+
+
+def save_encoder(folder: Path, stem: str, encoder: Encoder) -> None:
+    """Write the vocabulary or the tokenizer of a feature, if it has one."""
+    if encoder.vocabulary is not None:
+        write_strings(folder, f"{stem}.vocabulary", encoder.vocabulary)
+    if encoder.tokenizer is not None:
+        (folder / f"{stem}{TOKENIZER}").write_bytes(encoder.tokenizer.encode())
 
 
 def read_features(folder: Path) -> dict[str, Feature]:
@@ -113,12 +278,30 @@ def read_encoders(folder: Path) -> dict[str, Encoder]:
         if (folder / f"{entry['stem']}.vocabulary.bytes.npy").is_file():
             strings = StringTable(folder, f"{entry['stem']}.vocabulary").tolist()
             vocabulary = pl.Series(strings, dtype=pl.String)
-        encoders[name] = Encoder(entry["encoder"], entry["settings"], vocabulary)
+        tokenizer = None
+        if (path := folder / f"{entry['stem']}{TOKENIZER}").is_file():
+            tokenizer = _tokenizer(path, entry["settings"])
+        encoders[name] = Encoder(entry["encoder"], entry["settings"], vocabulary, tokenizer)
     return encoders
 
 
+def _tokenizer(path: Path, settings: dict[str, Any]) -> str:
+    try:
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}): prepare the dataset again") from None
+    limit = settings.get("max_tokens")
+    if tokenizer_checksum(text) != settings.get("tokenizer") or type(limit) is not int or limit < 1:
+        raise DataError(f"{path} is not the tokenizer of the feature: prepare the dataset again")
+    return text
+
+
 def encode_table(encoders: dict[str, Encoder], table: pl.DataFrame) -> dict[str, Feature]:
-    """Encode new items or users, one a row; a column that `table` lacks counts as missing."""
+    """Encode new items or users, one a row; a column that `table` lacks counts as missing.
+
+    Raises:
+        DataError: If no column is a feature, or a value cannot be of its feature's kind.
+    """
     unknown = sorted(set(table.columns) - set(encoders))
     if encoders and len(unknown) == len(table.columns):
         raise DataError(
@@ -128,6 +311,11 @@ def encode_table(encoders: dict[str, Encoder], table: pl.DataFrame) -> dict[str,
     for name, encoder in encoders.items():
         empty = pl.Series(name, [None] * len(table), dtype=pl.String)
         series = table[name] if name in table.columns else empty
+        if len(bad := encoder.unreadable(series)):
+            raise DataError(
+                f"feature {name!r} must be a number, got {bad[0][:60]!r}: leave it empty where it "
+                "is unknown"
+            )
         encoded = encoder.encode(series)
         features[name] = Feature(name, encoder.feature_kind, *encoded)
     return features

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+PIECE = 1 << 16  # rows that are checked at once
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -89,6 +90,18 @@ def _check(dataset: Dataset) -> None:
     _require(_ascending(offsets, n), "offsets do not rise from 0 to the number of items")
     _require(_integers(dataset.times) and len(dataset.times) == n, "times do not fit the items")
     _require(_within(dataset.items, 1, num_items), "items hold ids out of range")
+    weights = dataset.weight_offsets
+    if weights is not None:
+        fit = _integers(weights) and len(weights) == n + 1 and weights[0] == 0
+        _require(fit and bool((np.diff(weights) >= 0).all()), "weights do not fit the items")
+    if dataset.shown is not None:
+        shown, bounds = dataset.shown
+        fit = _integers(bounds) and len(bounds) == n + 1 and _ascending(bounds, len(shown))
+        _require(fit and _within(shown, 1, num_items), "impressions do not fit the items")
+    places = dataset.session_places
+    if places is not None:
+        fit = _within(places, 0, n) and len(places) == n
+        _require(fit and _inside_users(places, offsets), "sessions do not fit the items")
     stored = dataset.sampling_law(dataset.prepared_min_history)
     for name, values in (("item_counts", dataset.item_counts), ("sampler_law", stored)):
         _require(values.shape == (num_items + 1,), f"{name} do not fit the items")
@@ -105,9 +118,16 @@ def _check(dataset: Dataset) -> None:
     for features, rows in (
         (dataset.item_features, num_items + 1),
         (dataset.user_features, num_users),
+        (dataset.context_features, n),
     ):
         for feature in features.values():
             _check_feature(feature, rows)
+
+
+def _inside_users(places: np.ndarray, offsets: np.ndarray) -> bool:
+    """Whether no session reaches into another user."""
+    starts = np.repeat(offsets[:-1], np.diff(offsets))
+    return bool((np.arange(len(places)) - places >= starts).all())
 
 
 def _check_training(dataset: Dataset) -> None:
@@ -157,7 +177,11 @@ def _within(values: np.ndarray, low: int, high: int) -> bool:
 
 
 def _finite(values: np.ndarray) -> bool:
-    return np.issubdtype(values.dtype, np.number) and bool(np.isfinite(values).all())
+    # In pieces: vectors of a whole catalogue need not fit in memory.
+    return np.issubdtype(values.dtype, np.number) and all(
+        bool(np.isfinite(values[first : first + PIECE]).all())
+        for first in range(0, len(values), PIECE)
+    )
 
 
 def _integers(values: np.ndarray) -> bool:

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     import polars as pl
 
 SPLIT_NAMES = ("valid", "test")
+HISTORIES = ("all", "session")
+MOST_DAYS = 1e6  # the age of a log
 CHOICE_SEED = 0  # of the samples that `max_users` chooses, for every dataset and every run
 
 
 def open_dataset(path: Path | str) -> Dataset:
     """Open a folder that `crossbatch prepare` or `crossbatch synth` wrote."""
-    return Dataset(Path(path))
+    return Dataset(path)
 
 
 class Dataset:
@@ -45,9 +47,9 @@ class Dataset:
         DataError: If it is no dataset, incomplete, or of another format version.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.manifest: dict[str, Any] = read_manifest(path)
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.manifest: dict[str, Any] = read_manifest(self.path)
         try:
             counts = self.manifest["counts"]
             self.num_items, self.num_users = int(counts["items"]), int(counts["users"])
@@ -62,8 +64,24 @@ class Dataset:
         self.items = self._load("items")  # [n] int32, sequences end to end
         self.times = self._load("times")  # [n] int64, microseconds
         self.item_counts = self._load("item_counts")  # [num_items + 1] int64
-        self._samples: dict[tuple[int, str], Samples] = {}
-        self._laws = {(self.prepared_min_history, "user"): self._load("sampler_law")}
+        # [n + 1] int64, weight of all interactions before each one; None where all count the same
+        weighted = "weight_offsets.npy" in self._files
+        self.weight_offsets = self._load("weight_offsets") if weighted else None
+        # [n] int32, how many events of its session came before each one; None without sessions
+        in_sessions = "session_places.npy" in self._files
+        self.session_places = self._load("session_places") if in_sessions else None
+        # items shown with each interaction, int32, and where those of each begin, int64 [n + 1]
+        shown = "shown_items.npy" in self._files and "shown_offsets.npy" in self._files
+        self.shown = (self._load("shown_items"), self._load("shown_offsets")) if shown else None
+        self._samples: dict[tuple[int, str, float], Samples] = {}
+        self._laws = {(self.prepared_min_history, "user", 0.0): self._load("sampler_law")}
+
+    def __repr__(self) -> str:
+        held_out = ", ".join(f"{self.num_eval_users(name):,} {name}" for name in SPLIT_NAMES)
+        return (
+            f"<Dataset {self.path}: {self.num_users:,} users, {self.num_items:,} items, "
+            f"{len(self.items):,} interactions; held out: {held_out}>"
+        )
 
     def batches(
         self,
@@ -75,6 +93,8 @@ class Dataset:
         later: bool = False,
         min_history: int = 1,
         sample_by: str = "user",
+        newest_days: float = 0.0,
+        histories: str = "all",
     ) -> Iterator[Batch]:
         """Yield training batches without end.
 
@@ -86,14 +106,19 @@ class Dataset:
             later: Whether to add the items that came after each positive, `batch.later`.
             min_history: Items that a sample has before its target, at least.
             sample_by: "user": B distinct users, each with one of its targets, both uniform;
-                "interaction": B uniform pairs of a user and a target, users may repeat.
+                "interaction": B uniform pairs of a user and a target, users may repeat. With
+                weights, targets or pairs are drawn in proportion to them.
+            newest_days: Days before the last training interaction whose items are targets; 0 for
+                all. Histories reach further back.
+            histories: "all" items before a target, or those of its "session" alone; the first
+                target of a session has the items of earlier ones.
         """
         for name, size in (("batch_size", batch_size), ("history_length", history_length)):
             if size < 1:
                 raise ConfigError(f"{name} must be at least 1, got {size}")
         if start < 0 or seed < 0:
             raise ConfigError(f"seed and start must not be negative, got {seed} and {start}")
-        samples = self.samples(min_history, sample_by)
+        samples = self.samples(min_history, sample_by, newest_days)
         if sample_by == "user" and batch_size > len(samples.users):
             raise ConfigError(
                 f"batch_size must not exceed the {len(samples.users):,} training users with more "
@@ -107,42 +132,85 @@ class Dataset:
             history_length=history_length,
             start=start,
             later=later,
+            events=bool(self.context_features),
+            places=self._places(histories),
+            shown=self.shown,
         )
 
-    def samples(self, min_history: int = 1, sample_by: str = "user") -> Samples:
+    def _places(self, histories: str) -> np.ndarray | None:
+        if histories not in HISTORIES:
+            raise ConfigError(f"histories must be one of {', '.join(HISTORIES)}, got {histories!r}")
+        if histories == "session" and self.session_places is None:
+            raise ConfigError(
+                f'histories = "session" needs sessions, which {self.path} has none of: prepare it '
+                "with --session COLUMN or --session-gap MINUTES"
+            )
+        return self.session_places if histories == "session" else None
+
+    def samples(
+        self, min_history: int = 1, sample_by: str = "user", newest_days: float = 0.0
+    ) -> Samples:
         """Return what `batches` with the same options draws from."""
         if min_history < 1:
             raise ConfigError(f"min_history must be at least 1, got {min_history}")
         if sample_by not in SAMPLE_BY:
             raise ConfigError(f"sample_by must be one of {', '.join(SAMPLE_BY)}, got {sample_by!r}")
-        options = (min_history, sample_by)
+        if not 0 <= newest_days < MOST_DAYS:
+            raise ConfigError(f"newest_days must be 0 or a number of days, got {newest_days}")
+        options = (min_history, sample_by, newest_days)
         if options not in self._samples:
             users, starts, ends = self._training
             firsts = starts + min_history
+            if newest_days:
+                firsts = np.maximum(firsts, self._first_newer(newest_days)[users])
             eligible = firsts < ends
+            if newest_days and not eligible.any():
+                raise ConfigError(
+                    f"no item of the last newest_days = {newest_days:g} days of training has "
+                    f"min_history = {min_history} items before it: use more days, or 0 for all"
+                )
             if not eligible.any():
                 raise ConfigError(
                     f"no training user has more than min_history = {min_history} items, but at "
                     f"most {(ends - starts).max()}: lower it"
                 )
             kept = slice(None) if eligible.all() else eligible  # no copies where all are
-            self._samples[options] = Samples(
-                users[kept], starts[kept], firsts[kept], ends[kept], sample_by
+            samples = Samples(
+                users[kept], starts[kept], firsts[kept], ends[kept], sample_by, self.weight_offsets
             )
+            if not (samples.totals > 0).any():
+                raise ConfigError(
+                    f"no target with min_history = {min_history} items before it has a weight "
+                    "above 0: lower it"
+                )
+            self._samples[options] = samples.with_targets()
         return self._samples[options]
 
-    def num_samples(self, min_history: int = 1) -> int:
-        """Return how many pairs of a user and a target there are: a pass over the data."""
-        samples = self.samples(min_history)
-        return int((samples.ends - samples.firsts).sum())
+    def _first_newer(self, days: float) -> np.ndarray:
+        """Return each user's first interaction of the last `days` of training.  `[num_users]`."""
+        from crossbatch.data.prepare.splits import DAY, Sequences, before
 
-    def sampling_law(self, min_history: int = 1, sample_by: str = "user") -> np.ndarray:
+        newest = self.last_training_time - round(days * DAY)
+        return before(Sequences(self.offsets, self.times, (0, 0)), newest + 1)
+
+    @cached_property
+    def last_training_time(self) -> int:
+        """Time of the last training interaction, in microseconds since 1970."""
+        return int(self.times[self._training[2] - 1].max())
+
+    def num_samples(self, min_history: int = 1, newest_days: float = 0.0) -> int:
+        """Return how many pairs of a user and a target there are: a pass over the data."""
+        return self.samples(min_history, newest_days=newest_days).count()
+
+    def sampling_law(
+        self, min_history: int = 1, sample_by: str = "user", newest_days: float = 0.0
+    ) -> np.ndarray:
         """Return the exact probability of each item to be the positive of a row of `batches`.
 
         The first call with other options than the stored ones reads the log once.
         Shape `[num_items + 1]`, float64; items that are never a target have 0.
         """
-        options = (min_history, sample_by)
+        options = (min_history, sample_by, newest_days)
         if options not in self._laws:
             self._laws[options] = self.samples(*options).law(self.items, self.num_items)
         return self._laws[options]
@@ -164,6 +232,7 @@ class Dataset:
         batch_size: int = 1024,
         history_length: int = 20,
         max_users: int | None = None,
+        histories: str = "all",
     ) -> Iterator[EvalBatch]:
         """Yield the samples of "valid" or "test" in stored order, each with all its targets.
 
@@ -172,6 +241,7 @@ class Dataset:
             batch_size: Samples in a batch; the last may be short.
             history_length: L, the most recent items that are shown.
             max_users: At most so many samples: a random choice, the same one at every call.
+            histories: As in `batches`.
         """
         if batch_size < 1 or history_length < 1:
             raise ConfigError(
@@ -189,6 +259,9 @@ class Dataset:
             ends,
             batch_size=batch_size,
             history_length=history_length,
+            weight_offsets=self.weight_offsets,
+            events=bool(self.context_features),
+            places=self._places(histories),
         )
 
     def train_sequences(self) -> tuple[np.ndarray, np.ndarray]:
@@ -218,6 +291,11 @@ class Dataset:
     def user_features(self) -> Mapping[str, Feature]:
         """Content of the users."""
         return read_features(self.path / "features/users")
+
+    @cached_property
+    def context_features(self) -> Mapping[str, Feature]:
+        """Context of the interactions: what was known when each was asked for; a row for each."""
+        return read_features(self.path / "features/context")
 
     def encode_items(self, table: pl.DataFrame) -> dict[str, Feature]:
         """Encode new items with the dataset's vocabularies and statistics: one row an item."""
@@ -288,14 +366,18 @@ class Dataset:
         self, stored_users: np.ndarray, stored_ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Split the sequences again for the users that an earlier release left out."""
-        from crossbatch.data.prepare.splits import SPLITS, Sequences  # which imports this package
+        from crossbatch.data.prepare.splits import (  # which imports this package
+            SPLITS,
+            Sequences,
+            SplitOptions,
+        )
 
         options, first_valid = self.manifest["options"], len(stored_users) + self._left_out
         try:
             if not 0 < first_valid <= self.num_users:
                 raise ValueError(f"{first_valid} training users of {self.num_users}")
             sequences = Sequences(self.offsets, self.times, (first_valid, first_valid))
-            shares = (options["valid_share"], options["test_share"])
+            shares = SplitOptions(options["valid_share"], options["test_share"])
             split = SPLITS[options["split"]](sequences, shares)
         except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise DataError(

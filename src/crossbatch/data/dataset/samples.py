@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crossbatch.data.dataset.arrays import offsets_of, range_positions, user_runs
+from crossbatch.data.dataset.arrays import offsets_of, range_positions, take, user_runs
 
 if TYPE_CHECKING:
     from crossbatch.data.dataset.arrays import ArrayReader
@@ -21,8 +21,8 @@ SUMMED_ROWS = 2_000_000  # another number would round the sampling law different
 class Samples:
     """The pairs of a user and a target position that training draws from.
 
-    By "user" it draws a user uniformly, then one of its targets uniformly; by "interaction" a pair
-    uniformly.
+    By "user" it draws a user uniformly, then one of its targets in proportion to their weights; by
+    "interaction" a pair in proportion to its weight. Without weights all count the same.
     """
 
     users: np.ndarray  # [T] int64, those who have a sample, ascending
@@ -30,11 +30,36 @@ class Samples:
     firsts: np.ndarray  # [T] int64, each one's first target; all items from there on are targets
     ends: np.ndarray  # [T] int64, where its training part ends
     sample_by: str = "user"
+    # [n + 1] int64, weights of all interactions before each one of the log, and of all
+    weight_offsets: ArrayReader | np.ndarray | None = None
+
+    @cached_property
+    def totals(self) -> np.ndarray:
+        """Weight of each user's targets, their number without weights.  Shape `[T]`, int64."""
+        first, last = self.firsts, self.ends
+        if self.weight_offsets is not None:
+            first, last = (take(self.weight_offsets, each) for each in (first, last))
+        totals: np.ndarray = last - first
+        return totals
 
     @cached_property
     def offsets(self) -> np.ndarray:
-        """Number of the first pair of each user, and of all pairs.  Shape `[T + 1]`, int64."""
-        return offsets_of(self.ends - self.firsts)
+        """Weight of the pairs before those of each user, and of all.  Shape `[T + 1]`, int64."""
+        return offsets_of(self.totals)
+
+    def with_targets(self) -> Samples:
+        """The same without users whose targets all have weight 0."""
+        able = self.totals > 0
+        if able.all():
+            return self
+        names = ("users", "starts", "firsts", "ends")
+        return replace(self, **{name: getattr(self, name)[able] for name in names})
+
+    def count(self) -> int:
+        """Return how many pairs there are whose weight is not 0."""
+        if self.weight_offsets is None:
+            return int(self.totals.sum())
+        return int(target_counts(self.weight_offsets, self.firsts, self.ends).sum())
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
         """Return rows of `users` and positions of targets for (batches, rows), both flat.
@@ -45,28 +70,43 @@ class Samples:
         if self.sample_by == "interaction":
             pairs = rng.integers(self.offsets[-1], size=shape).reshape(-1)
             rows = np.searchsorted(self.offsets, pairs, side="right") - 1
-            return rows, self.firsts[rows] + pairs - self.offsets[rows]
+            return rows, self._position(rows, pairs - self.offsets[rows])
         rows = rng.integers(len(self.users), size=shape)
         ordered = np.sort(rows, axis=1)
         # a batch with a repeated user is redrawn as a whole: distinct ones stay equally likely
         for batch in np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(axis=1)):
             rows[batch] = rng.choice(len(self.users), size=shape[1], replace=False)
         rows = rows.reshape(-1)
-        return rows, rng.integers(self.firsts[rows], self.ends[rows])
+        return rows, self._position(rows, rng.integers(self.totals[rows]))
+
+    def _position(self, rows: np.ndarray, within: np.ndarray) -> np.ndarray:
+        """Return the target at a weight `within` `[n]` those of a user, by bisection."""
+        low: np.ndarray = self.firsts[rows]
+        sums = self.weight_offsets
+        if not isinstance(sums, np.ndarray):
+            return np.asarray(low + within)
+        high = self.ends[rows] - 1
+        wanted = sums[low] + within
+        while (low < high).any():
+            middle = (low + high) // 2
+            after = sums[middle + 1] <= wanted
+            low, high = np.where(after, middle + 1, low), np.where(after, high, middle)
+        return low
 
     def law(self, items: ArrayReader | np.ndarray, num_items: int) -> np.ndarray:
         """Return the exact probability of each item to be a target.  `[num_items + 1]`, float64.
 
-        With U users, of whom u has T_u targets,
+        With U users, of whom u has targets t of items i_t and weights w_t, W_u in all,
 
-            by user:         q(i) = 1/U · Σ_u #(targets of u that are i) / T_u
-            by interaction:  q(i) = #(targets that are i) / Σ_u T_u
+            by user:         q(i) = 1/U · Σ_u Σ_{t: i_t = i} w_t / W_u
+            by interaction:  q(i) = Σ_u Σ_{t: i_t = i} w_t / Σ_u W_u
         """
         if self.sample_by == "interaction":
             weights, total = None, int(self.offsets[-1])
         else:
-            weights, total = 1.0 / (self.ends - self.firsts), len(self.users)
-        return item_totals(items, self.firsts, self.ends, num_items, weights) / total
+            weights, total = 1.0 / self.totals, len(self.users)
+        sums = self.weight_offsets
+        return item_totals(items, self.firsts, self.ends, num_items, weights, sums) / total
 
 
 def item_totals(
@@ -75,17 +115,37 @@ def item_totals(
     ends: np.ndarray,
     num_items: int,
     weights: np.ndarray | None = None,
+    weight_offsets: ArrayReader | np.ndarray | None = None,
 ) -> np.ndarray:
     """Count each item in the ranges `start:end` of a log; row 0 is padding.  `[num_items + 1]`.
 
-    With `weights` `[n]`, an occurrence counts as much as its range's weight.  Ranges ascend; the
-    log is read in pieces.
+    With `weights` `[n]`, an occurrence counts as much as its range's weight, with `weight_offsets`
+    as much as its own (see `Samples`), with both their product.  Ranges ascend; the log is read in
+    pieces.
     """
-    totals = np.zeros(num_items + 1, dtype=np.int64 if weights is None else np.float64)
+    counts = weights is None and weight_offsets is None
+    totals = np.zeros(num_items + 1, dtype=np.int64 if counts else np.float64)
     for run in user_runs(np.append(starts, ends[-1]) - starts[0], SUMMED_ROWS):
         positions, offsets = range_positions(starts[run], ends[run])
         first, last = int(starts[run.start]), int(ends[run.stop - 1])
         held = items[first:last][positions - first]
         weight = None if weights is None else np.repeat(weights[run], np.diff(offsets))
+        if weight_offsets is not None:
+            own = np.diff(weight_offsets[first : last + 1])[positions - first]
+            weight = own if weight is None else own * weight
         totals += np.bincount(held, weight, minlength=num_items + 1)
     return totals
+
+
+def target_counts(
+    weight_offsets: ArrayReader | np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> np.ndarray:
+    """Count the interactions with a weight above 0 in ascending ranges `start:end`.  `[n]`."""
+    counts = np.zeros(len(starts), dtype=np.int64)
+    if not len(starts):
+        return counts
+    for run in user_runs(np.append(starts, ends[-1]) - starts[0], SUMMED_ROWS):
+        first, last = int(starts[run.start]), int(ends[run.stop - 1])
+        before = offsets_of(np.diff(weight_offsets[first : last + 1]) > 0)
+        counts[run] = before[ends[run] - first] - before[starts[run] - first]
+    return counts

@@ -9,11 +9,13 @@ The stages in the order they run; `pipeline.prepare` calls them:
 5. `pipeline` writes the parts, the items' frequencies, keys, titles, features and the manifest.
 
 `local_engine` runs stages 1 to 3 on this machine, `spark_engine` on a Spark cluster.
+`append` adds further days to a dataset; `rest` keeps what it needs of the days before.
 """
 
 from __future__ import annotations
 
+from crossbatch.data.prepare.append import append
 from crossbatch.data.prepare.options import PrepareOptions
 from crossbatch.data.prepare.pipeline import prepare
 
-__all__ = ["PrepareOptions", "prepare"]
+__all__ = ["PrepareOptions", "append", "prepare"]

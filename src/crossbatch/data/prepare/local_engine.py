@@ -6,14 +6,19 @@ Split, content and manifest follow from the `SortedLog`, whichever engine made i
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from crossbatch.data.prepare.context_columns import write_context_schema
+from crossbatch.data.prepare.event_columns import event_columns
+from crossbatch.data.prepare.impressions import ImpressionColumn
 from crossbatch.data.prepare.numbering import keep_frequent, number_keys, with_counted_lengths
 from crossbatch.data.prepare.options import PrepareOptions
+from crossbatch.data.prepare.rest import write_rest
 from crossbatch.data.prepare.sequences import write_sequences
-from crossbatch.data.prepare.staged_log import read_log
+from crossbatch.data.prepare.staged_log import StagedLog, read_log
 from crossbatch.data.progress import Progress
 from crossbatch.data.readers.source import Source, Tally
 
@@ -33,6 +38,8 @@ class SortedLog(NamedTuple):
     bounds: tuple[int, int]  # where the valid and the test users begin
     below_rating: int  # interactions left out for their rating
     accounting: dict[str, int]  # how many interactions were kept or dropped, and why
+    other_events: int = 0  # interactions left out for their kind
+    context: Mapping[str, Any] = MappingProxyType({})  # of each context feature, for the manifest
 
 
 Engine = Callable[[Source, Path, PrepareOptions, Tally, Progress], SortedLog]
@@ -45,23 +52,30 @@ def sort_log(
     """Sort a log on this machine; memory holds one chunk or one bucket of it at a time."""
     staging = folder / "staging"
     staging.mkdir()
-    log, user_split, below_rating = read_log(
-        source, staging, tally, min_rating=options.min_rating, progress=progress
-    )
+    staged = StagedLog(staging, event_columns(source, options, staging))
+    log, user_split, below_rating, other_events = read_log(source, staged, tally, options, progress)
     progress("filtering", 0, None)
     frequent = keep_frequent(log, options.min_item_count, options.min_user_count, core=options.core)
     numbering = number_keys(frequent, options, user_split)
     if options.cold_items:
         numbering = with_counted_lengths(numbering, log)
+    item_keys = log.item_codes.keys.gather(numbering.item_codes)
+    for column in log.columns:
+        if isinstance(column, ImpressionColumn):
+            column.match(item_keys)
     offsets = write_sequences(log, numbering, folder, options, progress)
+    if options.growing:
+        write_rest(folder, log, numbering)
     shutil.rmtree(staging)
     return SortedLog(
         offsets=offsets,
-        item_keys=log.item_codes.keys.gather(numbering.item_codes),
+        item_keys=item_keys,
         user_keys=log.user_codes.keys.gather(numbering.user_codes),
         bounds=numbering.bounds,
         below_rating=below_rating,
         accounting=accounting(frequent, numbering),
+        other_events=other_events,
+        context=write_context_schema(folder, log.columns),
     )
 
 

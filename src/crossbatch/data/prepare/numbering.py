@@ -34,13 +34,20 @@ class Frequent:
 
 
 def keep_frequent(
-    log: StagedLog, min_item_count: int, min_user_count: int, *, core: bool
+    log: StagedLog,
+    min_item_count: int,
+    min_user_count: int,
+    *,
+    core: bool,
+    known_users: int = 0,
+    known_items: int = 0,
 ) -> Frequent:
     """Apply the minimum counts to a staged log.
 
     One round counts every item over all interactions and keeps those with `min_item_count`, then
     keeps the users who have `min_user_count` interactions with kept items; items are not counted
-    again.  With `core`, rounds are repeated on what is left until nothing changes.
+    again.  With `core`, rounds are repeated on what is left until nothing changes.  The first
+    `known_users` and `known_items` codes stay whatever their counts: they are in a dataset already.
     """
     users = np.ones(len(log.user_codes), dtype=bool)
     items = np.ones(len(log.item_codes), dtype=bool)
@@ -48,8 +55,10 @@ def keep_frequent(
     while True:
         item_counts = _count(log, users, items, of_items=True)
         kept_items = items & (item_counts >= min_item_count)
+        kept_items[:known_items] = True
         user_counts = _count(log, users, kept_items, of_items=False)
         kept_users = users & (user_counts >= min_user_count)
+        kept_users[:known_users] = True
         settled = np.array_equal(kept_items, items) and np.array_equal(kept_users, users)
         users, items, rounds = kept_users, kept_items, rounds + 1
         if not core or settled:
@@ -130,6 +139,29 @@ def number_keys(
     lengths = frequent.user_counts[user_codes]
     withheld = _withheld(len(item_codes), options)
     return Numbering(users, items, user_codes, item_codes, lengths, bounds, withheld)
+
+
+def number_further_keys(frequent: Frequent, lengths: np.ndarray, num_items: int) -> Numbering:
+    """Give ids to users and items beside those of a dataset, which keep theirs.
+
+    The first codes are the dataset's users, with `lengths` `[num_users]` interactions already, and
+    its `num_items` items.  New items follow by descending count, new users by first appearance.
+    """
+    num_users = len(lengths)
+    new_items = num_items + np.flatnonzero(frequent.items[num_items:])
+    new_items = new_items[np.argsort(-frequent.item_counts[new_items], kind="stable")]
+    item_codes = np.concatenate([np.arange(num_items), new_items])
+    new_users = num_users + np.flatnonzero(frequent.users[num_users:])
+    user_codes = np.concatenate([np.arange(num_users), new_users])
+    users = np.full(len(frequent.users), -1, dtype=np.int64)
+    users[user_codes] = np.arange(len(user_codes))
+    items = np.zeros(len(frequent.items), dtype=np.int32)
+    items[item_codes] = np.arange(1, len(item_codes) + 1, dtype=np.int32)
+    whole = frequent.user_counts[user_codes]
+    whole[:num_users] += lengths
+    everyone = (len(user_codes), len(user_codes))
+    nothing = np.zeros(len(item_codes) + 1, dtype=bool)
+    return Numbering(users, items, user_codes, item_codes, whole, everyone, nothing)
 
 
 def with_counted_lengths(numbering: Numbering, log: StagedLog) -> Numbering:

@@ -17,8 +17,9 @@ import polars as pl
 from crossbatch.data.dataset.arrays import ArrayReader
 from crossbatch.data.dataset.features import write_features
 from crossbatch.data.dataset.manifest import write_manifest
-from crossbatch.data.dataset.samples import Samples, item_totals
+from crossbatch.data.dataset.samples import Samples, item_totals, target_counts
 from crossbatch.data.dataset.string_table import write_strings
+from crossbatch.data.dataset.vectors import open_vectors
 from crossbatch.data.prepare import local_engine, spark_engine
 from crossbatch.data.prepare.options import PrepareOptions
 from crossbatch.data.prepare.splits import SPLITS, Sequences
@@ -60,19 +61,22 @@ def prepare(
     if engine not in ENGINES:
         raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     options = options or PrepareOptions.merged(source.defaults, {})
+    if options.growing and engine != "polars":
+        raise ConfigError(f"growing needs the engine polars, got {engine!r}: leave one of them out")
     tally, content = Tally(options.max_bad_lines), Tally(options.max_bad_lines)
     with atomic_folder(Path(out), overwrite=overwrite) as folder:
         log = ENGINES[engine](source, folder, options, tally, progress)
-        sequences = Sequences(log.offsets, ArrayReader(folder / "times.npy"), log.bounds)
-        counts = _write_split(folder, sequences, len(log.item_keys), options)
+        sequences = read_sequences(folder, log.offsets, log.bounds)
+        counts = write_split(folder, sequences, len(log.item_keys), options)
         with reader_errors("the content of items or users"):
             features = _write_content(folder, source, log, content, progress)
+        if log.context:
+            features["context"] = dict(log.context)
         progress("checksums", 0, None)
         sizes = {"users": len(log.user_keys), "items": len(log.item_keys)}
         manifest = {
-            "source": {"format": source.format, "files": _checksums(source.files)},
-            # of the training arrays and the sampling law; earlier releases need the key
-            "options": asdict(options) | {"min_history": 1},
+            "source": {"format": source.format, "files": checksums(source.files)},
+            "options": described(options),
             "counts": sizes | {"interactions": int(log.offsets[-1])} | counts,
             "accounting": log.accounting,
             "features": features,
@@ -80,6 +84,7 @@ def prepare(
                 "lines": tally.lines,
                 "bad_lines": dict(sorted(tally.bad.items())),
                 "below_rating": log.below_rating,
+                "other_events": log.other_events,
                 "bad_content_lines": dict(sorted(content.bad.items())),
                 "notes": [*tally.notes, *content.notes],
             },
@@ -87,30 +92,58 @@ def prepare(
         return write_manifest(folder, manifest)
 
 
-def _write_split(
+def described(options: PrepareOptions) -> dict[str, Any]:
+    """Return the options as the manifest has them; what was not used is not among them."""
+    chosen = asdict(options)
+    for name in ("event_weights", "session_gap"):
+        if chosen[name] is None:
+            del chosen[name]
+    # of the training arrays and the sampling law; earlier releases need the key
+    return chosen | {"min_history": 1}
+
+
+def read_sequences(folder: Path, offsets: np.ndarray, bounds: tuple[int, int]) -> Sequences:
+    """Return the sequences that an engine wrote, to be read in pieces."""
+    weights = folder / "weight_offsets.npy"
+    return Sequences(
+        offsets,
+        ArrayReader(folder / "times.npy"),
+        bounds,
+        ArrayReader(weights) if weights.is_file() else None,
+    )
+
+
+def write_split(
     folder: Path, sequences: Sequences, num_items: int, options: PrepareOptions
 ) -> dict[str, int]:
     """Write split, item counts and sampling law; return the sizes of the parts."""
-    split = SPLITS[options.split](sequences, (options.valid_share, options.test_share))
+    split = SPLITS[options.split](sequences, options.for_split)
     items, offsets = ArrayReader(folder / "items.npy"), sequences.offsets
     lengths = split.train_ends - offsets[split.train_users]
     if not (lengths > 1).any():
         raise DataError("no training user has two interactions: use a longer log")
     counts = item_totals(items, offsets[split.train_users], split.train_ends, num_items)
     users, ends = split.train_users[lengths > 1], split.train_ends[lengths > 1]
-    starts = offsets[users]
+    starts, sums = offsets[users], sequences.weight_offsets
+    samples = Samples(users, starts, starts + 1, ends, weight_offsets=sums).with_targets()
+    if not len(samples.users):
+        raise DataError("no training user has a target with a weight above 0: check the weights")
     arrays = {"train_users": users, "train_ends": ends, "item_counts": counts}
-    arrays["sampler_law"] = Samples(users, starts, starts + 1, ends).law(items, num_items)
+    arrays["sampler_law"] = samples.law(items, num_items)
     sizes = {
         "train_users": len(users),
         "train_users_too_short": len(lengths) - len(users),
         "train_interactions": int(counts.sum()),
-        "eligible_samples": int((ends - starts - 1).sum()),
+        "eligible_samples": samples.count(),
     }
     for name, part in (("valid", split.valid), ("test", split.test)):
+        targets = part.ends - part.cuts
+        if sums is not None:
+            targets = target_counts(sums, part.cuts, part.ends)
+            part = part.where(targets > 0)
         arrays |= {f"{name}_{key}": array for key, array in part._asdict().items()}
         sizes[f"{name}_users"] = len(part.users)
-        sizes[f"{name}_targets"] = int((part.ends - part.cuts).sum())
+        sizes[f"{name}_targets"] = int(targets.sum())
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     return sizes
@@ -130,20 +163,30 @@ def _write_content(
     write_strings(folder, "item_keys", padded)
     write_strings(folder, "user_keys", user_keys)
     summary: dict[str, Any] = {"items": {}, "users": {}}
+    table = pl.DataFrame({"key": padded})
     if source.item_table is not None:
-        table = _aligned(padded, source.item_table(item_keys, tally), "items", tally)
+        table = aligned(padded, source.item_table(item_keys, tally), "items", tally)
         if source.title is not None:
             write_strings(folder, "item_titles", table[source.title].cast(pl.String))
+    if source.item_table is not None or source.item_vectors:
+        columns = source.item_columns if source.item_table is not None else ()
         summary["items"] = write_features(
-            folder / "features/items", table, source.item_columns, padding=1
+            folder / "features/items",
+            table,
+            columns,
+            tally.notes.append,
+            padding=1,
+            vectors=[open_vectors(name, path) for name, path in source.item_vectors.items()],
         )
     if source.user_table is not None:
-        table = _aligned(user_keys, source.user_table(user_keys, tally), "users", tally)
-        summary["users"] = write_features(folder / "features/users", table, source.user_columns)
+        table = aligned(user_keys, source.user_table(user_keys, tally), "users", tally)
+        summary["users"] = write_features(
+            folder / "features/users", table, source.user_columns, tally.notes.append
+        )
     return summary
 
 
-def _aligned(keys: pl.Series, table: pl.DataFrame, what: str, tally: Tally) -> pl.DataFrame:
+def aligned(keys: pl.Series, table: pl.DataFrame, what: str, tally: Tally) -> pl.DataFrame:
     """Return one row of content for each key, null where there is none; the first of duplicates."""
     tally.lines += len(table)
     tally.check()
@@ -160,7 +203,7 @@ def _aligned(keys: pl.Series, table: pl.DataFrame, what: str, tally: Tally) -> p
     return frame.join(unique, on="key", how="left", maintain_order="left")
 
 
-def _checksums(files: Sequence[Path]) -> dict[str, str]:
+def checksums(files: Sequence[Path]) -> dict[str, str]:
     """Return the files' checksums by name, with as many folders as make the names differ."""
     names = [path.name for path in files]
     if len(set(names)) < len(names):

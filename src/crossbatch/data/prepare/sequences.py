@@ -6,11 +6,12 @@ by (user, time, tie rule), and the buckets are appended to the final arrays.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from crossbatch.data.dataset.arrays import ArrayWriter, offsets_of, user_runs
+from crossbatch.data.dataset.arrays import ArrayReader, ArrayWriter, offsets_of, user_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -39,15 +40,43 @@ def mix(numbers: np.ndarray, seed: int) -> np.ndarray:
     return state ^ (state >> np.uint64(31))
 
 
+class Written(NamedTuple):
+    """The sequences of a dataset's users, which a log is merged into."""
+
+    offsets: np.ndarray  # [num_users + 1] int64
+    items: ArrayReader  # int32
+    times: ArrayReader  # int64
+
+    def rows(self, run: slice) -> np.ndarray:
+        """Return the interactions of a run of users as `ROW`; a tie is the place in the order."""
+        run = slice(*run.indices(len(self.offsets) - 1))
+        if run.start >= run.stop:
+            return np.empty(0, ROW)
+        start, end = int(self.offsets[run.start]), int(self.offsets[run.stop])
+        rows = np.empty(end - start, ROW)
+        lengths = np.diff(self.offsets[run.start : run.stop + 1])
+        rows["user"] = np.repeat(np.arange(run.start, run.stop), lengths)
+        rows["item"], rows["time"] = self.items[start:end], self.times[start:end]
+        rows["tie"] = np.arange(start, end)
+        return rows
+
+
 def write_sequences(
     log: StagedLog,
     numbering: Numbering,
     folder: Path,
     options: PrepareOptions,
     progress: Progress,
+    written: Written | None = None,
 ) -> np.ndarray:
-    """Write `offsets.npy`, `items.npy` and `times.npy` and return the first.  `[num_users + 1]`."""
+    """Write `offsets.npy`, `items.npy` and `times.npy` and return the first.  `[num_users + 1]`.
+
+    The log's event columns write arrays of their own.
+    Interactions of `written` sequences are merged in by time; of one moment they come first.
+    """
     offsets = offsets_of(numbering.lengths)
+    staged = [column for column in log.columns if column.dtype is not None]
+    row = np.dtype([*ROW.descr, *((column.name, column.dtype) for column in staged)])
     runs = user_runs(offsets, BUCKET_ROWS)
     buckets = [folder / f"bucket-{number}.tmp" for number in range(len(runs))]
     bounds = np.array([run.stop for run in runs])
@@ -58,9 +87,9 @@ def write_sequences(
         number = np.searchsorted(bounds, users[keep], side="right")
         number = number.astype(np.min_scalar_type(len(buckets)))
         order = np.argsort(number, kind="stable")
-        rows = np.empty(len(order), ROW)
-        columns = (users, items, chunk.times, tie_keys(chunk))
-        for name, column in zip(ROW.names or (), columns, strict=True):
+        rows = np.empty(len(order), row)
+        columns = (users, items, chunk.times, tie_keys(chunk), *chunk.columns.values())
+        for name, column in zip(row.names or (), columns, strict=True):
             rows[name] = column[keep][order]
         ends = np.cumsum(np.bincount(number, minlength=len(buckets)))
         for bucket, part in zip(buckets, np.split(rows, ends[:-1]), strict=True):
@@ -68,26 +97,57 @@ def write_sequences(
         progress("sorting", chunk.first_row, 2 * log.rows)
 
     def ordered() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for number, bucket in enumerate(buckets, start=1):
-            rows = np.fromfile(bucket, ROW)
+        for number, (bucket, run) in enumerate(zip(buckets, runs, strict=True), start=1):
+            rows = np.fromfile(bucket, row)
             bucket.unlink()
+            if written is not None:
+                rows = _merged(written.rows(run), rows, log, options)
             order = sort_order(rows["user"], rows["time"], rows["tie"])
-            yield rows["item"][order], rows["time"][order]
+            if appends:
+                rows = rows[order]
+                for append in appends:
+                    append(rows)
+                yield rows["item"], rows["time"]
+            else:
+                yield rows["item"][order], rows["time"][order]
             progress("sorting", log.rows + log.rows * number // len(buckets), 2 * log.rows)
 
-    save_sequences(folder, offsets, ordered())
+    total = int(offsets[-1])
+    with ExitStack() as stack:
+        appends = [stack.enter_context(column.writer(folder, total)) for column in log.columns]
+        save_sequences(folder, offsets, ordered())
     return offsets
 
 
 def _tie_keys(log: StagedLog, options: PrepareOptions) -> Callable[[LogChunk], np.ndarray]:
     """Return the function that gives what orders ties in a chunk.  `[n]`, uint64."""
     if options.ties == "item":  # by the items' original keys, whatever the order of the log
-        ranks = np.empty(len(log.item_codes), dtype=np.uint64)
-        ranks[log.item_codes.keys.arg_sort().to_numpy()] = np.arange(len(ranks))
+        ranks = _item_ranks(log)
         return lambda chunk: ranks[chunk.items]
     if options.ties == "stable":  # in the order of the log, as ComiRec
         return lambda chunk: chunk.row_numbers
     return lambda chunk: mix(chunk.row_numbers, options.seed)
+
+
+def _merged(
+    older: np.ndarray, rows: np.ndarray, log: StagedLog, options: PrepareOptions
+) -> np.ndarray:
+    """Return rows of a dataset and of a log, with ties that put the dataset's first.
+
+    By item key there is one order for both: a dataset's items have the log's first codes.
+    """
+    if options.ties == "item":
+        older["tie"] = _item_ranks(log)[older["item"] - 1]
+    else:
+        rows["tie"] = (rows["tie"] >> np.uint64(1)) | np.uint64(1 << 63)
+    return np.concatenate([older, rows])
+
+
+def _item_ranks(log: StagedLog) -> np.ndarray:
+    """Return the place of each item code in the order of the original keys.  uint64."""
+    ranks = np.empty(len(log.item_codes), dtype=np.uint64)
+    ranks[log.item_codes.keys.arg_sort().to_numpy()] = np.arange(len(ranks))
+    return ranks
 
 
 def save_sequences(

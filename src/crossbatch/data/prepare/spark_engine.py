@@ -26,6 +26,7 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import offsets_of
+from crossbatch.data.prepare.event_columns import event_columns
 from crossbatch.data.prepare.local_engine import SortedLog, accounting
 from crossbatch.data.prepare.numbering import Frequent, number_keys
 from crossbatch.data.prepare.sequences import mix, save_sequences
@@ -74,6 +75,11 @@ def sort_log(
         raise ConfigError(
             f"the engine spark reads tables with a time column, got a {source.format} log without "
             "parts that can be read apart: use --engine polars"
+        )
+    if event_columns(source, options, folder):
+        raise ConfigError(
+            "the engine spark reads no weights, context, sessions or impressions: use --engine "
+            "polars"
         )
     staging = folder.absolute() / "staging"
     staging.mkdir()

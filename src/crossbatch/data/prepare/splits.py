@@ -5,6 +5,8 @@ Every split comes to the same few arrays, so the dataset has one code path:
 - training: the rows of the users, and where the training part of each ends;
 - validation, test: rows of the users, where the history ends (= the first target), where the
   targets end.  The history is everything of that user before the first target.
+
+Of a log with weights, interactions of weight 0 are part of histories and no targets.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from crossbatch.data.dataset.arrays import pieces, user_runs
+from crossbatch.data.prepare.sequences import mix
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +27,16 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 1 << 20  # interactions that are read at once
 BINS = 1 << 16
+DAY = 86_400 * 1_000_000  # microseconds
+
+
+class SplitOptions(NamedTuple):
+    """What a split may depend on beside the sequences."""
+
+    valid_share: float  # of users or interactions
+    test_share: float
+    test_day: int | None = None  # where the day of test begins, in microseconds since 1970
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,7 @@ class Sequences:
     offsets: np.ndarray  # [num_users + 1] int64
     times: ArrayReader | np.ndarray  # [offsets[-1]] int64, microseconds; read in slices
     bounds: tuple[int, int]  # where the valid and the test users begin, for a split by users
+    weight_offsets: ArrayReader | np.ndarray | None = None  # see `Samples`
 
     @property
     def lengths(self) -> np.ndarray:
@@ -62,7 +76,7 @@ class Split:
     test: Part
 
 
-def by_user(sequences: Sequences, fractions: tuple[float, float]) -> Split:
+def by_user(sequences: Sequences, options: SplitOptions) -> Split:
     """Divide the users; of an evaluation user the last fifth are targets.
 
     The history is the first ⌊0.8 L⌋ interactions; users with fewer than two are left out.
@@ -73,35 +87,51 @@ def by_user(sequences: Sequences, fractions: tuple[float, float]) -> Split:
     return Split(train, sequences.offsets[train + 1], *parts)
 
 
-def leave_last_out(sequences: Sequences, fractions: tuple[float, float]) -> Split:
+def leave_last_out(sequences: Sequences, options: SplitOptions) -> Split:
     """Test on every user's last interaction, validate on the one before, train on the rest.
 
     The test history includes the validation target.  A user of two interactions has a test sample
     only; a user of one has none and is trained on nothing.
     """
-    offsets, lengths = sequences.offsets, sequences.lengths
-    users = np.arange(len(lengths))
-    ends = offsets[1:]
+    starts = sequences.offsets[:-1]
+    users = np.arange(len(starts))
+    first, second = _last_targets(sequences)
     return Split(
         train_users=users,
-        train_ends=np.maximum(ends - 2, offsets[:-1]),
-        valid=Part(users, ends - 2, ends - 1).where(lengths >= 3),
-        test=Part(users, ends - 1, ends).where(lengths >= 2),
+        train_ends=np.maximum(first, starts),
+        valid=Part(users, first, first + 1).where(first > starts),
+        test=Part(users, second, second + 1).where(second > starts),
     )
 
 
-def by_time(sequences: Sequences, fractions: tuple[float, float]) -> Split:
+def _last_targets(sequences: Sequences) -> tuple[np.ndarray, np.ndarray]:
+    """Return the last target but one and the last of each user; before its start for none."""
+    offsets, sums = sequences.offsets, sequences.weight_offsets
+    if sums is None:
+        return offsets[1:] - 2, offsets[1:] - 1
+    found = np.repeat(offsets[:-1] - 1, 2).reshape(-1, 2)
+    for run in user_runs(offsets, CHUNK_ROWS):
+        starts, ends = offsets[run.start : run.stop], offsets[run.start + 1 : run.stop + 1]
+        targets = starts[0] + np.flatnonzero(np.diff(sums[int(starts[0]) : int(ends[-1]) + 1]))
+        count = np.searchsorted(targets, ends)
+        for column, place in ((0, count - 2), (1, count - 1)):
+            there = place >= np.searchsorted(targets, starts)
+            found[run, column][there] = targets[place[there]]
+    return found[:, 0], found[:, 1]
+
+
+def by_time(sequences: Sequences, options: SplitOptions) -> Split:
     """Train before one moment, validate between two, test after the second, for all users alike.
 
-    The two moments leave `fractions` of all interactions to the later parts, or a little less, for
+    The two moments leave the shares of all interactions to the later parts, or a little less, for
     interactions of one moment stay together.  A user is evaluated in a window if there is a history
     before it; targets are all interactions in the window, and the history ends where it begins.
     """
     moments = (
-        _moment(sequences.times, fractions[0] + fractions[1]),
-        _moment(sequences.times, fractions[1]),
+        _moment(sequences.times, options.valid_share + options.test_share),
+        _moment(sequences.times, options.test_share),
     )
-    first, second = (_before(sequences, moment) for moment in moments)
+    first, second = (before(sequences, moment) for moment in moments)
     starts, ends = sequences.offsets[:-1], sequences.offsets[1:]
     users = np.arange(len(starts))
     return Split(
@@ -112,10 +142,39 @@ def by_time(sequences: Sequences, fractions: tuple[float, float]) -> Split:
     )
 
 
-SPLITS: dict[str, Callable[[Sequences, tuple[float, float]], Split]] = {
+def by_day(sequences: Sequences, options: SplitOptions) -> Split:
+    """Train on the days before one, test on that day; a day is one of UTC.
+
+    The day of test is the last one of the log unless given; what came after it belongs to no part.
+    Validation holds out the last day before it, of a share of its users, chosen anew every day; all
+    others are trained up to the day of test.  A user is evaluated if there is a history before the
+    day; targets are all interactions of the day.
+    """
+    newest = max(int(piece.max()) for piece in pieces(sequences.times, CHUNK_ROWS))
+    test_day = newest // DAY * DAY if options.test_day is None else options.test_day
+    earlier = (piece[piece < test_day] for piece in pieces(sequences.times, CHUNK_ROWS))
+    last = max((int(piece.max()) for piece in earlier if len(piece)), default=test_day - 1)
+    valid_day = last // DAY * DAY
+    moments = (valid_day, test_day, test_day + DAY)
+    first, second, third = (before(sequences, moment) for moment in moments)
+    starts, users = sequences.offsets[:-1], np.arange(len(first))
+    # the numbers of users are stable when days are appended, so the day takes part in the choice
+    numbers = users + (valid_day // DAY << 32)
+    held_out = mix(numbers, options.seed) < np.uint64(options.valid_share * 2.0**64)
+    held_out &= (first > starts) & (second > first)
+    return Split(
+        train_users=users,
+        train_ends=np.where(held_out, first, second),
+        valid=Part(users, first, second).where(held_out),
+        test=Part(users, second, third).where((second > starts) & (third > second)),
+    )
+
+
+SPLITS: dict[str, Callable[[Sequences, SplitOptions], Split]] = {
     "user": by_user,
     "leave_last_out": leave_last_out,
     "time": by_time,
+    "day": by_day,
 }
 
 
@@ -160,7 +219,7 @@ def _moment(times: ArrayReader | np.ndarray, share: float) -> int:
     return high
 
 
-def _before(sequences: Sequences, moment: int) -> np.ndarray:
+def before(sequences: Sequences, moment: int) -> np.ndarray:
     """Return the end of each user's interactions before a moment.  Shape `[num_users]`."""
     offsets = sequences.offsets
     before = offsets[:-1].copy()

@@ -1,30 +1,34 @@
 """Read a source into numbers on disk: string ids become integer codes, 16 bytes an interaction.
 
-Every line is kept, or refused and counted with a reason.  Every later stage reads chunks of three
-flat files, so that memory is bounded by the number of users and items, not of interactions.
+Every line is kept, or refused and counted with a reason.  Every later stage reads chunks of flat
+files, so that memory is bounded by the number of users and items, not of interactions.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
+from crossbatch.data.prepare.weights import with_weights
 from crossbatch.data.readers.source import reader_errors
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from crossbatch.data.prepare.event_columns import EventColumn
+    from crossbatch.data.prepare.options import PrepareOptions
     from crossbatch.data.progress import Progress
     from crossbatch.data.readers.source import Source, Tally
 
 CHUNK_ROWS = 1 << 20
-DTYPES = (np.int32, np.int32, np.int64)  # of users, items, times
+DTYPES: dict[str, Any] = {"users": np.int32, "items": np.int32, "times": np.int64}
 MICROSECONDS = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 1e-3, "order": 1.0}
 LATEST = 4_102_444_800 * 1_000_000  # 2100-01-01
+OFFSET = r"(:\d{2}(?:\.\d+)?) ?([+-]\d{2}):?(\d{2})?$"  # of a date with time: +05:30, -0300, +02
 EARLIEST_FINE = 365 * 86_400 * 1_000_000  # 1971: an earlier "millisecond" is really a second
 _LARGEST = (("s", 1e11), ("ms", 1e14), ("us", 1e17), ("ns", float("inf")))
 
@@ -51,7 +55,9 @@ class KeyCodes:
     def keys(self) -> pl.Series:
         """All keys, in order of their codes."""
         codes = pl.int_range(self._size, dtype=pl.UInt32, eager=True).alias("key")
-        return codes.cat.to(self._kind).cast(pl.String)
+        convert = getattr(codes.cat, "to", codes.cast)  # the cast is the older name
+        named: pl.Series = convert(self._kind)
+        return named.cast(pl.String)
 
 
 class LogChunk(NamedTuple):
@@ -61,6 +67,7 @@ class LogChunk(NamedTuple):
     items: np.ndarray  # [n] int32
     times: np.ndarray  # [n] int64, microseconds since 1970
     first_row: int  # number of the first interaction in the log
+    columns: Mapping[str, np.ndarray]  # [n] what is staged of each event column
 
     @property
     def row_numbers(self) -> np.ndarray:
@@ -69,23 +76,38 @@ class LogChunk(NamedTuple):
 
 
 class StagedLog:
-    """Interactions as three flat files of a folder, written once and then read in chunks."""
+    """Interactions as flat files of a folder, written once and then read in chunks.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Where the files are.
+        columns: What is kept of each interaction beside user, item and time.
+    """
+
+    def __init__(self, folder: Path, columns: tuple[EventColumn, ...] = ()) -> None:
         self.user_codes, self.item_codes = KeyCodes(), KeyCodes()
         self.user_counts = np.zeros(0, dtype=np.int64)  # interactions of each user code
         self.item_counts = np.zeros(0, dtype=np.int64)  # interactions of each item code
         self.rows = 0
-        self._paths = [folder / name for name in ("users.i32", "items.i32", "times.i64")]
+        self.columns = columns
+        self._staged = [column for column in columns if column.dtype is not None]
+        self._dtypes = DTYPES | {column.name: column.dtype for column in self._staged}
+        self._paths = [folder / f"{name}.staged" for name in self._dtypes]
         self._files = [path.open("wb") for path in self._paths]
 
-    def append(self, users: pl.Series, items: pl.Series, times: np.ndarray) -> np.ndarray:
+    def append_rows(self, rows: pl.DataFrame) -> np.ndarray:
+        """Add usable rows of a source and return their users' codes."""
+        columns = [column.staged(rows) for column in self._staged]
+        return self.append(rows["user"], rows["item"], rows["time"].to_numpy(), *columns)
+
+    def append(
+        self, users: pl.Series, items: pl.Series, times: np.ndarray, *columns: np.ndarray
+    ) -> np.ndarray:
         """Add interactions (keys without null, microseconds) and return their users' codes."""
         user_codes, item_codes = self.user_codes.encode(users), self.item_codes.encode(items)
         self.user_counts = _counted(self.user_counts, user_codes, len(self.user_codes))
         self.item_counts = _counted(self.item_counts, item_codes, len(self.item_codes))
-        arrays = (user_codes, item_codes, times)
-        for file, array, dtype in zip(self._files, arrays, DTYPES, strict=True):
+        arrays = (user_codes, item_codes, times, *columns)
+        for file, array, dtype in zip(self._files, arrays, self._dtypes.values(), strict=True):
             file.write(np.ascontiguousarray(array, dtype=dtype).data)
         self.rows += len(times)
         return user_codes
@@ -98,11 +120,12 @@ class StagedLog:
     def chunks(self) -> Iterator[LogChunk]:
         """Yield the log from its beginning, `CHUNK_ROWS` interactions at a time."""
         for first in range(0, self.rows, CHUNK_ROWS):
-            users, items, times = (
+            users, items, times, *more = (
                 np.fromfile(path, dtype, CHUNK_ROWS, offset=first * np.dtype(dtype).itemsize)
-                for path, dtype in zip(self._paths, DTYPES, strict=True)
+                for path, dtype in zip(self._paths, self._dtypes.values(), strict=True)
             )
-            yield LogChunk(users, items, times, first)
+            names = [column.name for column in self._staged]
+            yield LogChunk(users, items, times, first, dict(zip(names, more, strict=True)))
 
 
 def _counted(counts: np.ndarray, codes: np.ndarray, size: int) -> np.ndarray:
@@ -112,33 +135,42 @@ def _counted(counts: np.ndarray, codes: np.ndarray, size: int) -> np.ndarray:
     return more
 
 
-def read_log(
-    source: Source, folder: Path, tally: Tally, *, min_rating: float | None, progress: Progress
-) -> tuple[StagedLog, np.ndarray | None, int]:
-    """Read a whole source into a staged log.
+class ReadLog(NamedTuple):
+    """A log that was read, and what was left out of it on purpose."""
 
-    Returns:
-        The log; the split of each user code (0 train, 1 valid, 2 test) if the source gives it; how
-        many interactions were left out for their rating.
+    log: StagedLog
+    user_split: np.ndarray | None  # of each user code: 0 train, 1 valid, 2 test; if it is given
+    below_rating: int  # interactions left out for their rating
+    other_events: int  # interactions of kinds without a weight
+
+
+def read_log(
+    source: Source, log: StagedLog, tally: Tally, options: PrepareOptions, progress: Progress
+) -> ReadLog:
+    """Read a whole source to the end of a staged log.
 
     Raises:
         DataError: If too many lines were refused or nothing is left.
     """
-    log, time_reader = StagedLog(folder), TimeReader(source.time_unit, tally)
+    time_reader = TimeReader(source.time_unit, tally)
+    earlier = log.rows
     user_split = np.zeros(0, dtype=np.int8)
-    below_rating = 0
+    below_rating = other_events = 0
     try:
         for batch in source.batches(tally):
-            rows, low = usable(batch, time_reader, tally, min_rating)
-            below_rating += low
-            codes = log.append(rows["user"], rows["item"], rows["time"].to_numpy())
+            rows, low = usable(batch, time_reader, tally, options.min_rating)
+            rows, other = with_weights(rows, options.event_weights)
+            rows = _with_usable_weights(rows, tally)
+            below_rating, other_events = below_rating + low, other_events + other
+            codes = log.append_rows(rows)
             if "split" in rows.columns:
                 user_split = _with_new_users(user_split, codes, rows["split"].to_numpy())
             progress("reading", tally.lines, source.expected_rows)
     finally:
         log.close()
-    check_read(source, tally, log.rows)
-    return log, user_split if len(user_split) else None, below_rating
+    check_read(source, tally, log.rows - earlier)
+    given = user_split if len(user_split) else None
+    return ReadLog(log, given, below_rating, other_events)
 
 
 def check_read(source: Source, tally: Tally, rows: int) -> None:
@@ -153,7 +185,7 @@ def usable(
 ) -> tuple[pl.DataFrame, int]:
     """Return the rows of a batch that can be used, and how many had too low a rating."""
     for name in ("user", "item"):
-        if batch[name].dtype.is_nested():
+        if batch[name].dtype.is_nested() or batch[name].dtype == pl.Boolean:
             raise DataError(f"the {name} column holds {batch[name].dtype}, not ids: name another")
     with reader_errors("the user, item or time column"):
         ids = [pl.col(name).cast(pl.String) for name in ("user", "item")]
@@ -170,6 +202,12 @@ def usable(
         raise DataError("the source has no rating, so --min-rating cannot be applied: leave it out")
     rated = frame.filter(pl.col("rating").cast(pl.Float64, strict=False) >= min_rating)
     return rated, len(frame) - len(rated)
+
+
+def _with_usable_weights(frame: pl.DataFrame, tally: Tally) -> pl.DataFrame:
+    if "weight" not in frame.columns:
+        return frame
+    return _refuse(frame, frame["weight"].is_not_null(), "weight missing or not 0 to 1e9", tally)
 
 
 def _refuse(frame: pl.DataFrame, good: pl.Series, reason: str, tally: Tally) -> pl.DataFrame:
@@ -230,7 +268,9 @@ class TimeReader:
 
     def _dates(self, column: pl.Series) -> pl.Series:
         # polars reads one format at a time: a mixed column would otherwise lose one of them
-        text = column.str.strip_chars().str.replace("T", " ").str.replace(r"(Z|\+00:?00)$", "")
+        text = column.str.strip_chars().str.replace("T", " ").str.replace("Z$", "")
+        offset = _microseconds_east(text)
+        text = text.str.replace(OFFSET, "$1")
         parsed = [
             text.str.to_datetime(pattern, time_unit="us", strict=False)
             for pattern in ("%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M", "%Y/%m/%d %H:%M:%S")
@@ -238,6 +278,7 @@ class TimeReader:
         parsed.append(text.str.to_date("%Y-%m-%d", strict=False).cast(pl.Datetime("us")))
         frame = pl.DataFrame({str(number): series for number, series in enumerate(parsed)})
         times = frame.select(pl.coalesce(pl.all()).alias(column.name)).to_series().to_physical()
+        times -= offset
         return times.set(((times < 0) | (times > LATEST)).fill_null(value=False), None)
 
     def _resolve(self, numbers: pl.Series) -> str:
@@ -247,3 +288,12 @@ class TimeReader:
             self.unit = next(unit for unit, largest in _LARGEST if size < largest)
             self._tally.notes.append(f"times read as {self.unit} since 1970")
         return self.unit
+
+
+def _microseconds_east(dates: pl.Series) -> pl.Series:
+    """How far the clock of each date is ahead of UTC; 0 where it has no offset.  `[n]`, int64."""
+    hours, minutes = dates.str.extract(OFFSET, 2), dates.str.extract(OFFSET, 3)
+    digits = (hours.str.tail(2) + minutes.fill_null("00")).cast(pl.Int64)
+    east = digits // 100 * 60 + digits % 100
+    west = hours.str.starts_with("-").cast(pl.Int64)
+    return (east * (1 - 2 * west) * 60_000_000).fill_null(0)

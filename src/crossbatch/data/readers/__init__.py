@@ -42,12 +42,18 @@ def open_source(
     path = Path(path)
     if not path.exists() and not is_pattern(path):
         raise DataError(f"{path} does not exist")
+    if not path.is_file() and not path.is_dir() and path.exists():
+        raise DataError(f"{path} is a pipe or a device, which can be read once: save it as a file")
     options = options or ReadOptions()
     # only the table format takes column names or a pattern
     named = GENERAL if (options.user and options.item) or is_pattern(path) else None
     name = format_name or named or detect_format(path)
     if name not in READERS:
         raise ConfigError(f"format must be one of {', '.join(READERS)}, got {name!r}")
+    if options.event_columns and name != GENERAL:
+        columns = options.event_columns.items()
+        given = ", ".join(f"--{ours.partition('.')[0]} {theirs}" for ours, theirs in columns)
+        raise ConfigError(f"a {name} log has no columns of events, got {given}: leave them out")
     with reader_errors(path.name):
         return with_clear_errors(READERS[name].open(path, options))
 

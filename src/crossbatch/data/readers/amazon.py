@@ -10,7 +10,8 @@ import ast
 import html
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -23,10 +24,6 @@ from crossbatch.data.readers.text_tables import (
     split_header,
 )
 from crossbatch.errors import DataError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 LAYOUTS = {
     "2014/2018": {
@@ -76,7 +73,8 @@ def open_source(path: Path, options: ReadOptions) -> Source:
             f"{' or '.join(', '.join(layout.values()) for layout in LAYOUTS.values())}"
         )
     read = read_delimited if ".csv" in reviews.name else read_json_lines
-    meta = options.items or (_meta(path) if path.is_dir() else None)
+    beside = _meta(path) if path.is_dir() else None
+    meta = Path(options.items) if options.items else beside
     chosen = options.item_columns if options.item_columns is not None else ITEM_COLUMNS
     return Source(
         format="amazon",

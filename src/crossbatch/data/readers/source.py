@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
+from crossbatch.data.dataset.tokens import MAX_TOKENS
 from crossbatch.errors import ConfigError, DataError, out_of_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-KINDS = ("categorical", "multi_valued", "numeric", "text", "sentence", "dense")
+KINDS = ("categorical", "multi_valued", "numeric", "text", "tokens", "sentence", "dense")
+# context that times (in UTC) and sessions tell
+CLOCK = ("hour_of_day", "day_of_week", "since_last", "session_items")
 PARSER_ERRORS = (Exception, pl.exceptions.PanicException)  # a panic of polars is no `Exception`
 NOT_OF_THE_FILE = (ConfigError, DataError, OSError, MemoryError)
 
@@ -32,19 +35,24 @@ class Column:
         name: The column's name in its table, and the feature's name in the dataset.
         kind: One of `KINDS`.
         separator: Divides the values of a `multi_valued` column of plain strings.
-        model: Folder of the sentence-transformers model of a `sentence` column.
+        model: Folder of the sentence-transformers model of a `sentence` column; tokenizer file of
+            a `tokens` column, or empty to train one on the column.
+        max_tokens: Most token ids of a row of a `tokens` column.
     """
 
     name: str
     kind: str
     separator: str = "|"
     model: str = ""
+    max_tokens: int = MAX_TOKENS
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(
                 f"column {self.name!r} has kind {self.kind!r}: choose one of {', '.join(KINDS)}"
             )
+        if not 4 <= self.max_tokens <= 8192:
+            raise ConfigError(f"max_tokens must be 4 to 8192, got {self.max_tokens}")
 
 
 class Tally:
@@ -116,16 +124,22 @@ class Source:
         format: The reader's name.
         files: All files that are read, for the manifest's checksums.
         batches: `batches(tally)` yields frames with columns `user`, `item`, `time` and, where the
-            reader has them, `rating` and `split` (0 train, 1 valid, 2 test).
+            reader has them, `rating`, `split` (0 train, 1 valid, 2 test) and `event_columns`.
         parts: The same frames file by file, where files can be read in parallel.
         time_unit: Unit of numeric times: "auto", "s", "ms", "us", "ns", or "order" (only sorted).
         item_table: The items' content, if any.
         user_table: The users' content, if any.
         item_columns: Which content columns of items become features.
         user_columns: Which content columns of users become features.
+        item_vectors: Files of precomputed vectors of the items, by the name of their feature; see
+            `data.dataset.vectors`.
         title: The column of `item_table` with the items' titles.
         defaults: Options of preparation that differ for this format.
         expected_rows: Number of interactions where it is known, for progress.
+        event_columns: Which of `event` (its kind), `weight`, `session` and `impressions` (lists of
+            items that were shown) the frames have.
+        context: Context columns of events; the frames have a column `context.NAME` of each.
+        clock: Context that times tell, names in `CLOCK`.
     """
 
     format: str
@@ -137,9 +151,30 @@ class Source:
     user_table: Table | None = None
     item_columns: tuple[Column, ...] = ()
     user_columns: tuple[Column, ...] = ()
+    item_vectors: Mapping[str, Path] = field(default_factory=dict)
     title: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     expected_rows: int | None = None
+    event_columns: tuple[str, ...] = ()
+    context: tuple[Column, ...] = ()
+    clock: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_context()
+        for column in self.user_columns:
+            if column.kind == "tokens":
+                raise ConfigError(
+                    f"user feature {column.name!r} has kind 'tokens', which item towers alone "
+                    "read: use 'text'"
+                )
+
+    def _check_context(self) -> None:
+        names = [*(column.name for column in self.context), *self.clock]
+        for name in names:
+            if names.count(name) > 1 or name in {column.name for column in self.user_columns}:
+                raise ConfigError(f"two features of requests are called {name!r}: rename one")
+        if self.clock and self.time_unit == "order":
+            raise ConfigError(f"context {self.clock[0]} needs times, but the log has none")
 
     @property
     def name(self) -> str:
@@ -156,6 +191,12 @@ class ReadOptions:
         item: Column of the items' ids.
         time: Column of the times; "none" if the order of the log is the time.
         rating: Column of the ratings.
+        event: Column of the kinds of events.
+        weight: Column of the events' weights.
+        session: Column of the events' sessions.
+        impressions: Column of the items that were shown with each event: lists, or text with `|`.
+        context: Context columns of the log.
+        clock: Context that times tell, names in `CLOCK`.
         time_unit: "auto", "s", "ms", "us", "ns" or "order".
         items: File with the items' content.
         users: File with the users' content.
@@ -168,12 +209,26 @@ class ReadOptions:
     item: str | None = None
     time: str | None = None
     rating: str | None = None
+    event: str | None = None
+    weight: str | None = None
+    session: str | None = None
+    impressions: str | None = None
+    context: tuple[Column, ...] = ()
+    clock: tuple[str, ...] = ()
     time_unit: str | None = None
-    items: Path | None = None
-    users: Path | None = None
+    items: Path | str | None = None
+    users: Path | str | None = None
     title: str | None = None
     item_columns: tuple[Column, ...] | None = None
     user_columns: tuple[Column, ...] | None = None
+
+    @property
+    def event_columns(self) -> dict[str, str]:
+        """The columns that say more of each interaction, from our names to the log's."""
+        names = ("event", "weight", "session", "impressions")
+        named = {name: getattr(self, name) for name in names}
+        named |= {f"context.{column.name}": column.name for column in self.context}
+        return {ours: theirs for ours, theirs in named.items() if theirs is not None}
 
 
 class Reader(NamedTuple):

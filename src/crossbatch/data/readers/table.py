@@ -8,6 +8,7 @@ in folders that name a column, `day=2024-01-31/part-0.parquet`.
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -29,7 +30,6 @@ from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 
 USUAL_NAMES = {
@@ -56,8 +56,8 @@ def open_source(path: Path, options: ReadOptions) -> Source:
     columns = _columns(logs[0], options)
     check_parts(logs, columns)
     parts = tuple(partial(_frames, log.absolute(), columns) for log in logs)
-    items = options.items or _beside(path, "items")
-    users = options.users or _beside(path, "users")
+    items = Path(options.items) if options.items else _beside(path, "items")
+    users = Path(options.users) if options.users else _beside(path, "users")
     item_key, item_columns = _content(items, "item", columns["item"], options.item_columns)
     user_key, user_columns = _content(users, "user", columns["user"], options.user_columns)
     names = {column.name for column in item_columns}
@@ -76,6 +76,9 @@ def open_source(path: Path, options: ReadOptions) -> Source:
         user_columns=user_columns,
         title=title if items else None,
         expected_rows=_rows(logs),
+        event_columns=tuple(options.event_columns),
+        context=options.context,
+        clock=options.clock,
     )
 
 
@@ -123,7 +126,22 @@ def _columns(log: Path, options: ReadOptions) -> dict[str, str]:
             )
         columns[ours] = str(found[0])
     rating = options.rating or ("rating" if "rating" in names else None)
-    return {**columns, "rating": rating} if rating else columns
+    columns |= {"rating": rating} if rating else {}
+    readers: dict[str, str] = {}  # our names by the file's
+    for ours, theirs in columns.items():
+        if theirs in readers:
+            raise ConfigError(
+                f"column {theirs!r} of {log.name} would be read as both {readers[theirs]} and "
+                f"{ours}: name others with --{readers[theirs]} or --{ours}"
+            )
+        readers[theirs] = ours
+    for ours, theirs in options.event_columns.items():
+        if theirs not in names:
+            raise ConfigError(
+                f"{log.name} has no column {theirs!r} for --{ours.partition('.')[0]}; its columns "
+                f"are {', '.join(names)}"
+            )
+    return columns | options.event_columns
 
 
 def _batches(

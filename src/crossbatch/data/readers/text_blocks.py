@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, cast
 
 from crossbatch.errors import DataError
+from crossbatch.files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 def open_binary(path: Path) -> IO[bytes]:
     """Open a file for reading, decompressed if it begins like gzip, whatever its name."""
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     if file.read(2) == GZIP_MAGIC:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from crossbatch.data.readers.source import Tally
+
+
+NUMBERS = ("time", "rating", "weight")
 
 
 def read_delimited(
@@ -43,13 +47,13 @@ def read_delimited(
     """
     names = list(header) if header is not None else split_header(path, separator)
     require_names(path, columns.values(), names, "column")
-    renaming = {theirs: ours for ours, theirs in columns.items()}
+    chosen = [pl.col(theirs).alias(ours) for ours, theirs in columns.items()]
     skip = 0 if header is not None else 1
     for number, block in enumerate(line_blocks(path)):
         rows = block.split(b"\n", skip)[-1] if number == 0 else block
         if rows.strip():
             frame = parse_rows(rows, names, tally, separator=separator, encoding=encoding)
-            yield frame.select(list(renaming)).rename(renaming)
+            yield frame.select(chosen)
 
 
 def read_whole(
@@ -140,28 +144,40 @@ def read_json_lines(path: Path, columns: Mapping[str, str], tally: Tally) -> Ite
     require_names(path, columns.values(), first, "field")
     # ids are strings even where they look like numbers: 7 and "7" are one user
     schema = {
-        theirs: pl.Float64
-        if ours not in ("user", "item") and type(first[theirs]) in (int, float)
-        else pl.String
+        theirs: pl.Float64 if ours in NUMBERS and type(first[theirs]) in (int, float) else pl.String
         for ours, theirs in columns.items()
     }
-    renaming = {theirs: ours for ours, theirs in columns.items()}
+    chosen = [pl.col(theirs).alias(ours) for ours, theirs in columns.items()]
+    ids = [theirs for ours, theirs in columns.items() if ours in ("user", "item")]
+    names = "|".join(re.escape(json.dumps(name)) for name in ids)
+    no_id = re.compile(rf"(?:{names})\s*:\s*[\[{{tf]".encode())  # a list, an object, true or false
     for block in line_blocks(path):
-        yield parse_block(block, schema, tally).rename(renaming)
+        exact = no_id.search(block) is None  # polars would make text of them
+        yield parse_block(block, schema, tally, ids, exact=exact).select(chosen)
 
 
 def parse_block(
-    block: bytes, schema: Mapping[str, pl.DataType | type[pl.DataType]], tally: Tally
+    block: bytes,
+    schema: Mapping[str, pl.DataType | type[pl.DataType]],
+    tally: Tally,
+    ids: Sequence[str],
+    *,
+    exact: bool,
 ) -> pl.DataFrame:
-    """Return a block of JSON lines as a frame; broken lines are counted and left out."""
+    """Return a block of JSON lines as a frame; broken lines are counted and left out.
+
+    The values of `ids` must be text or numbers; `exact` says that this is known.
+    """
     try:
-        return pl.read_ndjson(io.BytesIO(block), schema=dict(schema))
+        if exact:
+            return pl.read_ndjson(io.BytesIO(block), schema=dict(schema))
     except pl.exceptions.PolarsError:
-        rows = [row for line in block.splitlines() if (row := _parse(line, tally)) is not None]
-        values = {name: [row.get(name) for row in rows] for name in schema}
-        columns = {n: [None if v is None else str(v) for v in each] for n, each in values.items()}
-        frame = pl.DataFrame(columns, schema=dict.fromkeys(schema, pl.String))
-        return frame.select(pl.col(name).cast(kind, strict=False) for name, kind in schema.items())
+        pass
+    rows = [row for line in block.splitlines() if (row := _parse(line, ids, tally)) is not None]
+    values = {name: [row.get(name) for row in rows] for name in schema}
+    columns = {n: [None if v is None else str(v) for v in each] for n, each in values.items()}
+    frame = pl.DataFrame(columns, schema=dict.fromkeys(schema, pl.String))
+    return frame.select(pl.col(name).cast(kind, strict=False) for name, kind in schema.items())
 
 
 def first_object(path: Path) -> dict[str, Any]:
@@ -176,14 +192,16 @@ def first_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _parse(line: bytes, tally: Tally) -> dict[str, Any] | None:
+def _parse(line: bytes, ids: Sequence[str], tally: Tally) -> dict[str, Any] | None:
     if not line.strip():
         return None
     reason = "line is no JSON object"
     try:
         row = json.loads(line.decode("utf-8"))
         if isinstance(row, dict):
-            return row
+            if not any(isinstance(row.get(name), (list, dict, bool)) for name in ids):
+                return row
+            reason = "id is a list, an object or a truth value"
     except UnicodeDecodeError:
         reason = "line is not UTF-8"
     except (ValueError, RecursionError):

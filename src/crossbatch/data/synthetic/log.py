@@ -7,6 +7,7 @@ assigns items to them, so that users, items and interactions are exactly as many
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +30,6 @@ from crossbatch.files import atomic_folder, write_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 BLOCK_USERS = 50_000
 GENERATED = ".generated.json"  # in a generated raw log: its options
@@ -99,13 +99,13 @@ def synthetic_source(options: SynthOptions) -> Source:
     )
 
 
-def write_raw(options: SynthOptions, out: Path, *, overwrite: bool = False) -> None:
+def write_raw(options: SynthOptions, out: Path | str, *, overwrite: bool = False) -> None:
     """Write the log as a folder of Parquet files, as raw material for `crossbatch prepare`.
 
     With `overwrite` it replaces only a generated log, which has the file `GENERATED`.
     """
     log = SyntheticLog(options)
-    with atomic_folder(out, overwrite=overwrite, marker=GENERATED) as folder:
+    with atomic_folder(Path(out), overwrite=overwrite, marker=GENERATED) as folder:
         write_document(folder / GENERATED, asdict(options))
         (folder / "interactions").mkdir()
         for number, batch in enumerate(log.batches(Tally())):

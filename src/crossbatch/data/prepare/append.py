@@ -1,0 +1,280 @@
+"""Add further days to a dataset: old users and items keep their ids, the old log is not read again.
+
+from crossbatch.data import append, open_source
+append(open_source("2024-06-01.parquet"), "shop", "shop", overwrite=True)
+
+The result has the users, items and interactions that `prepare` of the whole log would have; only
+their numbers differ: those of the dataset stay, new ones follow.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from crossbatch.data.dataset.arrays import ArrayReader
+from crossbatch.data.dataset.features import extend_features
+from crossbatch.data.dataset.manifest import write_manifest
+from crossbatch.data.dataset.memory_mapped import open_dataset
+from crossbatch.data.dataset.string_table import write_strings
+from crossbatch.data.dataset.vectors import open_vectors
+from crossbatch.data.prepare.local_engine import SortedLog
+from crossbatch.data.prepare.numbering import keep_frequent, number_further_keys
+from crossbatch.data.prepare.options import PrepareOptions
+from crossbatch.data.prepare.pipeline import (
+    aligned,
+    checksums,
+    described,
+    read_sequences,
+    write_split,
+)
+from crossbatch.data.prepare.rest import FOLDER, read_rest, write_rest
+from crossbatch.data.prepare.sequences import Written, write_sequences
+from crossbatch.data.prepare.staged_log import StagedLog, read_log
+from crossbatch.data.progress import Progress, silent
+from crossbatch.data.readers.source import Source, Tally, reader_errors
+from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import atomic_folder, remove_leftovers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from crossbatch.data.dataset.memory_mapped import Dataset
+    from crossbatch.data.readers.source import Table
+
+# Options that may differ from those that the dataset was prepared with.
+CHANGEABLE = frozenset({"split", "valid_share", "test_share", "test_day", "max_bad_lines"})
+
+
+def append(
+    source: Source,
+    dataset: Path | str,
+    out: Path | str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Write a dataset that also has the interactions of `source`, and return its manifest.
+
+    Args:
+        source: The raw log of further days, as `open_source` gives it. Its content tables add new
+            items and users, and replace what the dataset has of those that they contain.
+        dataset: A dataset folder that was prepared with `growing`, or without minimum counts.
+        out: The folder to create; with `overwrite` it may be `dataset` itself.
+        options: Options of `PrepareOptions` that are given; those of the filters and the order are
+            the dataset's. The day of test is the last one of the log unless given.
+        overwrite: Replace an existing dataset.
+        progress: Called with (stage, done, total).
+
+    Raises:
+        ConfigError: If an option differs from the dataset's.
+        DataError: If the source cannot be used or was added before; nothing is written then.
+    """
+    base = open_dataset(dataset)
+    chosen = merged_options(base, options or {})
+    files = checksums(source.files)
+    known = _files_so_far(base.manifest)
+    if repeated := [name for name, checksum in files.items() if checksum in known]:
+        if len(repeated) == len(files) and Path(out).resolve() == base.path.resolve():
+            remove_leftovers(base.path.resolve())  # the same command again, after a kill perhaps
+            return base.manifest
+        raise DataError(f"{repeated[0]} is in {base.path} already: add each file once")
+    extra = (base.weight_offsets, base.session_places, base.shown)
+    if base.context_features or any(each is not None for each in extra):
+        raise DataError(
+            f"days cannot be added to {base.path}, for it has weights, context, sessions or "
+            "impressions of events: prepare the whole log again"
+        )
+    if source.event_columns or source.clock:
+        raise ConfigError(
+            f"{base.path} has neither weights nor context of events: leave them out of the columns"
+        )
+    base.verify()
+    tally, content = Tally(chosen.max_bad_lines), Tally(chosen.max_bad_lines)
+    with atomic_folder(Path(out), overwrite=overwrite) as folder:
+        added = _merge_log(base, source, folder, chosen, tally, progress)
+        sequences = read_sequences(folder, added.offsets, (0, 0))
+        counts = write_split(folder, sequences, len(added.item_keys), chosen)
+        with reader_errors("the content of items or users"):
+            features = _write_content(base, folder, source, added, content, progress)
+        progress("checksums", 0, None)
+        sizes = {"users": len(added.user_keys), "items": len(added.item_keys)}
+        before = base.manifest
+        entry = {
+            "format": source.format,
+            "files": files,
+            "lines": tally.lines,
+            "interactions": int(added.offsets[-1]) - len(base.items),
+            "new_users": sizes["users"] - base.num_users,
+            "new_items": sizes["items"] - base.num_items,
+        }
+        manifest = {
+            "source": before["source"],
+            "appended": [*before.get("appended", []), entry],
+            "options": described(chosen),
+            "counts": sizes | {"interactions": int(added.offsets[-1])} | counts,
+            "accounting": added.accounting,
+            "features": features,
+            "reading": _reading(before["reading"], tally, content, added.below_rating),
+        }
+        return write_manifest(folder, manifest)
+
+
+def merged_options(base: Dataset, given: Mapping[str, Any]) -> PrepareOptions:
+    """The options of a dataset with those given, if they may change and it can grow."""
+    stored = {field.name for field in fields(PrepareOptions)} & set(base.manifest["options"])
+    options = {name: base.manifest["options"][name] for name in sorted(stored)}
+    growing = bool(options.get("growing"))
+    for name, value in given.items():
+        if value is None or name == "growing":
+            continue
+        if name not in CHANGEABLE and value != options.get(name):
+            raise ConfigError(
+                f"{name} is {value!r}, but {base.path} was prepared with {options.get(name)!r}: "
+                "leave it out, or prepare the whole log again"
+            )
+        options[name] = value
+    options |= {"growing": False, "test_day": given.get("test_day")}
+    chosen = PrepareOptions(**options)
+    if chosen.split == "user" or chosen.cold_items:
+        what = "withheld items" if chosen.cold_items else "a split by users"
+        raise DataError(
+            f"{base.path} was prepared with {what}, so days cannot be added: prepare it with "
+            "--growing --split day"
+        )
+    accounting = base.manifest["accounting"]
+    left_out = accounting["dropped_by_item"] + accounting["dropped_by_user"]
+    if left_out and not (growing and (base.path / FOLDER).is_dir()):
+        raise DataError(
+            f"{base.path} does not have the {left_out:,} interactions that its minimum counts left "
+            "out, which further days may bring back: prepare it with --growing"
+        )
+    return PrepareOptions(**options | {"growing": True})
+
+
+def _merge_log(
+    base: Dataset,
+    source: Source,
+    folder: Path,
+    options: PrepareOptions,
+    tally: Tally,
+    progress: Progress,
+) -> SortedLog:
+    """Write the sequences of a dataset and a source, and what the minimum counts left out."""
+    rest = read_rest(base.path) if (base.path / FOLDER).is_dir() else None
+    staging = folder / "staging"
+    staging.mkdir()
+    log = StagedLog(staging)
+    # Codes follow first appearance: users get their ids as codes, items theirs less one.
+    log.user_codes.encode(pl.Series(base.user_keys(range(base.num_users)), dtype=pl.String))
+    log.item_codes.encode(pl.Series(base.item_keys(range(1, base.num_items + 1)), dtype=pl.String))
+    if rest is not None:
+        log.append(*rest)
+    log, given_split, below_rating, _ = read_log(source, log, tally, options, progress)
+    if given_split is not None:
+        raise DataError(f"{source.name} brings a split of its users, so it cannot be added")
+    progress("filtering", 0, None)
+    frequent = keep_frequent(
+        log,
+        options.min_item_count,
+        options.min_user_count,
+        core=options.core,
+        known_users=base.num_users,
+        known_items=base.num_items,
+    )
+    numbering = number_further_keys(frequent, np.diff(base.offsets), base.num_items)
+    items, times = (ArrayReader(base.path / f"{name}.npy") for name in ("items", "times"))
+    written = Written(np.asarray(base.offsets), items, times)
+    offsets = write_sequences(log, numbering, folder, options, progress, written)
+    write_rest(folder, log, numbering)
+    shutil.rmtree(staging)
+    dropped = frequent.dropped_by_item + frequent.dropped_by_user
+    kept = int(offsets[-1])
+    return SortedLog(
+        offsets=offsets,
+        item_keys=log.item_codes.keys.gather(numbering.item_codes),
+        user_keys=log.user_codes.keys.gather(numbering.user_codes),
+        bounds=numbering.bounds,
+        below_rating=below_rating,
+        accounting={
+            "staged": kept + dropped,
+            "dropped_by_item": frequent.dropped_by_item,
+            "dropped_by_user": frequent.dropped_by_user,
+            "dropped_cold": 0,
+            "kept": kept,
+            "filter_rounds": frequent.rounds,
+        },
+    )
+
+
+def _write_content(
+    base: Dataset, folder: Path, source: Source, added: SortedLog, tally: Tally, progress: Progress
+) -> dict[str, Any]:
+    """Write keys, titles and features of items (row 0 = padding) and users."""
+    progress("content", 0, None)
+    padded = pl.concat([pl.Series("key", [None], dtype=pl.String), added.item_keys.alias("key")])
+    users = added.user_keys.alias("key")
+    write_strings(folder, "item_keys", padded)
+    write_strings(folder, "user_keys", users)
+    table, given = _table(padded, source.item_table, "items", tally)
+    if base.title_table is not None:
+        titles = pl.Series(base.title_table.tolist(), dtype=pl.String)
+        titles = titles.extend_constant("", len(padded) - len(titles))
+        if source.title is not None and source.title in table.columns:
+            newer = table[source.title].cast(pl.String).fill_null("")
+            titles = newer.zip_with(pl.Series(given), titles)
+        write_strings(folder, "item_titles", titles)
+    old, new, note = base.path / "features", folder / "features", tally.notes.append
+    vectors = [open_vectors(name, path) for name, path in source.item_vectors.items()]
+    items = extend_features(
+        new / "items", old / "items", table, given, note, padding=1, vectors=vectors
+    )
+    table, given = _table(users, source.user_table, "users", tally)
+    return {
+        "items": items,
+        "users": extend_features(new / "users", old / "users", table, given, note),
+    }
+
+
+def _table(
+    keys: pl.Series, read: Table | None, what: str, tally: Tally
+) -> tuple[pl.DataFrame, np.ndarray]:
+    """A row of the source's content for each key, and whether it has one.  `[len(keys)]`, bool."""
+    if read is None:
+        return pl.DataFrame({"key": keys}), np.zeros(len(keys), dtype=bool)
+    found = read(keys.drop_nulls(), tally)
+    there = found["key"].cast(pl.String).implode()
+    given = keys.is_in(there).fill_null(value=False).to_numpy()
+    return aligned(keys, found, what, tally), given
+
+
+def _reading(
+    before: dict[str, Any], tally: Tally, content: Tally, below_rating: int
+) -> dict[str, Any]:
+    """The manifest's account of all lines that were ever read."""
+
+    def total(key: str, counts: Mapping[str, int]) -> dict[str, int]:
+        whole = dict(before[key])
+        for reason, count in counts.items():
+            whole[reason] = whole.get(reason, 0) + count
+        return dict(sorted(whole.items()))
+
+    return {
+        "lines": before["lines"] + tally.lines,
+        "bad_lines": total("bad_lines", tally.bad),
+        "below_rating": before["below_rating"] + below_rating,
+        "bad_content_lines": total("bad_content_lines", content.bad),
+        "notes": [*tally.notes, *content.notes],
+    }
+
+
+def _files_so_far(manifest: dict[str, Any]) -> set[str]:
+    """Checksums of all files that a dataset was made of."""
+    parts = [manifest["source"], *manifest.get("appended", [])]
+    return {checksum for part in parts for checksum in part["files"].values()}

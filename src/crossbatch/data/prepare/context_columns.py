@@ -1,0 +1,273 @@
+"""Context of events (device, country, query …): features of the request that each one answered.
+
+The arrays are those of any feature (see `Feature`), with a row for each interaction: row r is what
+was known when interaction r was asked for. Built in are the hour and the day of the interaction,
+the time since the last one of its user, and how many of its session came before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from crossbatch.data.dataset.arrays import ArrayWriter, range_positions
+from crossbatch.data.dataset.encoders import Encoded, Encoder, clean_text, fit
+from crossbatch.data.dataset.features import SCHEMA, save_encoder, schema_entry
+from crossbatch.data.prepare.staged_log import KeyCodes
+from crossbatch.data.readers.source import CLOCK, Column
+from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import write_document
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from crossbatch.data.prepare.event_columns import Append, EventColumn
+    from crossbatch.data.prepare.sessions import SessionColumn
+
+FOLDER = "features/context"
+HOUR = 3_600 * 1_000_000  # microseconds
+# of log(1 + seconds): an hour is the middle, three deviations reach from a second to a year
+SESSION_ITEMS = {"mean": 1.0, "std": 1.0, "log": True}  # of log(1 + items)
+SINCE_LAST = {"mean": float(np.log1p(3600)), "std": 3.0, "log": True}
+
+
+def context_columns(
+    context: Sequence[Column], clock: Sequence[str], sessions: SessionColumn | None
+) -> list[ContextColumn]:
+    """Return what stages and writes the context of events."""
+    columns: list[ContextColumn] = []
+    for column in context:
+        if column.kind not in COLUMNS:
+            raise ConfigError(
+                f"context {column.name!r} has kind {column.kind!r}: choose one of "
+                f"{', '.join(COLUMNS)}"
+            )
+        columns.append(COLUMNS[column.kind](len(columns), column))
+    for name in clock:
+        if name not in CLOCK:
+            raise ConfigError(f"context {name!r} is not built in: choose from {', '.join(CLOCK)}")
+        if name == "session_items" and sessions is None:
+            raise ConfigError("context session_items needs --session COLUMN or --session-gap")
+        columns.append(ClockColumn(len(columns), Column(name, "categorical"), sessions))
+    return columns
+
+
+class ContextColumn:
+    """A context column: its encoder and how many rows had a value are known once it is written."""
+
+    dtype: Any = None
+
+    def __init__(self, number: int, column: Column) -> None:
+        self.name, self.stem, self.column = f"context{number}", f"{number:02d}", column
+        self.encoder = Encoder("categorical", {})
+        self.num_values = self.present = self.rows = 0
+
+    def staged(self, frame: pl.DataFrame) -> np.ndarray:
+        """Return the numbers of usable rows of the log.  `[n]`, `dtype`."""
+        raise NotImplementedError
+
+    @contextmanager
+    def writer(self, folder: Path, total: int) -> Iterator[Append]:
+        """Write the arrays of the feature, a row for each of `total` interactions."""
+        place = folder / FOLDER
+        place.mkdir(parents=True, exist_ok=True)
+        self.rows = total
+        with self._arrays(place / f"{self.stem}.npy", total) as append:
+            yield append
+        save_encoder(place, self.stem, self.encoder)
+
+    def _arrays(self, path: Path, total: int) -> Any:
+        raise NotImplementedError
+
+    def entry(self) -> dict[str, Any]:
+        """The entry of the schema."""
+        return schema_entry(self.stem, self.encoder, self.num_values)
+
+
+class NumericColumn(ContextColumn):
+    """Numbers, standardised by the mean and deviation of the whole log, and a missing flag."""
+
+    dtype = np.float64
+
+    def __init__(self, number: int, column: Column) -> None:
+        super().__init__(number, column)
+        self._count, self._mean, self._squares, self._unreadable = 0, 0.0, 0.0, 0
+        self.num_values = 2
+
+    def staged(self, frame: pl.DataFrame) -> np.ndarray:
+        """Return the numbers, NaN where there is none.  `[n]`, float64."""
+        given = frame[f"context.{self.column.name}"]
+        cast = given.cast(pl.Float64, strict=False)
+        self._unreadable += cast.null_count() - given.null_count()
+        numbers = np.array(cast.to_numpy(), dtype=np.float64)
+        numbers[~(np.abs(numbers) < np.finfo(np.float32).max)] = np.nan
+        known = numbers[np.isfinite(numbers)]
+        if len(known):  # mean and squares of two sets together (Chan et al.)
+            total, shift = self._count + len(known), known.mean() - self._mean
+            self._squares += known.var() * len(known) + shift**2 * self._count * len(known) / total
+            self._mean += shift * len(known) / total
+            self._count = total
+        return numbers
+
+    @contextmanager
+    def _arrays(self, path: Path, total: int) -> Iterator[Append]:
+        if self._unreadable > self._count:
+            raise DataError(
+                f"{self._unreadable:,} values of context {self.column.name!r} are not numbers: "
+                f"declare it as {self.column.name}:categorical"
+            )
+        std = float(np.sqrt(self._squares / max(self._count, 1))) or 1.0
+        self.encoder = Encoder("numeric", {"mean": float(self._mean), "std": std})
+        with ArrayWriter(path, np.float32, total, width=2) as array:
+
+            def append(rows: np.ndarray) -> None:
+                values = self.encoder.encode(pl.Series(rows[self.name])).values
+                self.present += int((values[:, 1] == 0).sum())
+                array.append(values)
+
+            yield append
+
+
+class CodedColumn(ContextColumn):
+    """Text of any kind: staged as the code of the whole value, encoded once for each code."""
+
+    dtype = np.int32
+
+    def __init__(self, number: int, column: Column) -> None:
+        super().__init__(number, column)
+        self._codes, self._counts = KeyCodes(), np.zeros(0, dtype=np.int64)
+
+    def staged(self, frame: pl.DataFrame) -> np.ndarray:
+        """Return the codes of the values, −1 where there is none.  `[n]`, int32."""
+        column = frame[f"context.{self.column.name}"]
+        if column.dtype == pl.List:
+            column = column.cast(pl.List(pl.String)).list.join(self.column.separator)
+        values = clean_text(column)
+        there = values.is_not_null().to_numpy()
+        codes = np.full(len(values), -1, dtype=np.int32)
+        codes[there] = self._codes.encode(values.drop_nulls())
+        counts = np.bincount(codes[there], minlength=len(self._codes))
+        counts[: len(self._counts)] += self._counts
+        self._counts = counts
+        return codes
+
+    def _encoded(self) -> Encoded:
+        keys = self._codes.keys
+        self.encoder = fit(keys, self.column)
+        if self.column.kind == "categorical":  # by how often they occur, equals by their bytes
+            table = pl.DataFrame({"value": keys, "count": self._counts})
+            table = table.sort("count", "value", descending=[True, False])
+            self.encoder = Encoder("categorical", {}, table["value"])
+        return self.encoder.encode(keys)
+
+    @contextmanager
+    def _arrays(self, path: Path, total: int) -> Iterator[Append]:
+        values, offsets, self.num_values = self._encoded()
+        if offsets is None:
+            known = np.append(values, values.dtype.type(0))  # code −1 is the last
+            with ArrayWriter(path, np.int32, total) as array:
+
+                def append(rows: np.ndarray) -> None:
+                    self.present += int((rows[self.name] >= 0).sum())
+                    array.append(known[rows[self.name]])
+
+                yield append
+            return
+        starts, ends = np.append(offsets[:-1], 0), np.append(offsets[1:], 0)
+        with (
+            ArrayWriter(path, np.int32, None) as array,
+            ArrayWriter(path.with_name(f"{self.stem}.offsets.npy"), np.int64, total + 1) as places,
+        ):
+            places.append(np.zeros(1, dtype=np.int64))
+            last = 0
+
+            def append_bags(rows: np.ndarray) -> None:
+                nonlocal last
+                codes = rows[self.name]
+                positions, lengths = range_positions(starts[codes], ends[codes])
+                self.present += int((codes >= 0).sum())
+                array.append(values[positions])
+                places.append(last + lengths[1:])
+                last += int(lengths[-1])
+
+            yield append_bags
+
+
+class ClockColumn(ContextColumn):
+    """What times and sessions tell of a request."""
+
+    def __init__(self, number: int, column: Column, sessions: SessionColumn | None) -> None:
+        super().__init__(number, column)
+        self._sessions = sessions
+
+    @contextmanager
+    def _arrays(self, path: Path, total: int) -> Iterator[Append]:
+        self.encoder, compute = _CLOCKS[self.column.name]
+        wide = self.encoder.kind == "numeric"
+        self.num_values = 2 if wide else 1 + len(self.encoder.known_values())
+        dtype, width = (np.float32, 2) if wide else (np.int32, None)
+        with ArrayWriter(path, dtype, total, width=width) as array:
+
+            def append(rows: np.ndarray) -> None:
+                if self.column.name == "session_items" and self._sessions is not None:
+                    numbers = self._sessions.places(rows)
+                else:
+                    numbers = compute(rows["user"], rows["time"])
+                self.present += int(np.isfinite(numbers).sum())
+                series = pl.Series(numbers)
+                array.append(
+                    self.encoder.encode(series).values if wide else numbers.astype(np.int32) + 1
+                )
+
+            yield append
+
+
+def _since_last(users: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Seconds since the last event of the user, NaN for the first."""
+    since = np.full(len(users), np.nan)
+    same = users[1:] == users[:-1]
+    since[1:][same] = np.diff(times)[same] / 1e6
+    return since
+
+
+def _numbered(size: int) -> Encoder:
+    return Encoder("categorical", {}, pl.Series([str(number) for number in range(size)]))
+
+
+_Compute = Callable[[np.ndarray, np.ndarray], np.ndarray]
+_CLOCKS: Mapping[str, tuple[Encoder, _Compute]] = {
+    "hour_of_day": (_numbered(24), lambda _, times: times // HOUR % 24),
+    # 1970 began on a Thursday; Monday is 0
+    "day_of_week": (_numbered(7), lambda _, times: (times // (24 * HOUR) + 3) % 7),
+    "since_last": (Encoder("numeric", SINCE_LAST), _since_last),
+    "session_items": (Encoder("numeric", SESSION_ITEMS), _since_last),
+}
+
+
+COLUMNS: dict[str, type[ContextColumn]] = {
+    "categorical": CodedColumn,
+    "multi_valued": CodedColumn,
+    "text": CodedColumn,
+    "numeric": NumericColumn,
+}
+
+
+def write_context_schema(folder: Path, columns: Sequence[EventColumn]) -> dict[str, dict[str, Any]]:
+    """Write the schema of the context that was written, and return its summary for the manifest."""
+    written = [column for column in columns if isinstance(column, ContextColumn)]
+    if written:
+        schema = {each.column.name: each.entry() for each in written}
+        write_document(folder / FOLDER / SCHEMA, schema, indent=2)
+    return {
+        each.column.name: {
+            "encoder": each.encoder.kind,
+            "num_values": each.num_values,
+            "coverage": round(each.present / max(each.rows, 1), 6),
+        }
+        for each in written
+    }

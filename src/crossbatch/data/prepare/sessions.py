@@ -1,0 +1,59 @@
+"""Sessions: which events of a user belong together, by a column of the log or by pauses."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from crossbatch.data.dataset.arrays import ArrayWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from crossbatch.data.prepare.event_columns import Append
+
+MINUTE = 60 * 1_000_000  # microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class SessionColumn:
+    """Sessions, as `session_places.npy`: how many events of its session came before each one.
+
+    A session ends where the next event of the user is of another one, or comes after a pause of
+    more than `gap` minutes.
+    """
+
+    named: bool  # whether the log has a column of sessions
+    gap: float | None = None
+    name: str = "session"
+
+    @property
+    def dtype(self) -> Any:
+        """Of what is staged: a hash of the session's id, which only tells sessions apart."""
+        return np.uint64 if self.named else None
+
+    def staged(self, frame: pl.DataFrame) -> np.ndarray:
+        """Return a hash of each row's session.  `[n]`, uint64."""
+        return frame["session"].cast(pl.String).hash(seed=0).to_numpy()
+
+    def places(self, rows: np.ndarray) -> np.ndarray:
+        """Return the place of sorted interactions in their sessions, from 0.  `[n]`, int64."""
+        begins = np.ones(len(rows), dtype=bool)
+        begins[1:] = rows["user"][1:] != rows["user"][:-1]
+        if self.named:
+            begins[1:] |= rows["session"][1:] != rows["session"][:-1]
+        if self.gap is not None:
+            begins[1:] |= np.diff(rows["time"]) > self.gap * MINUTE
+        numbers = np.arange(len(rows))
+        return numbers - np.maximum.accumulate(np.where(begins, numbers, 0))
+
+    @contextmanager
+    def writer(self, folder: Path, total: int) -> Iterator[Append]:
+        """Write `[total]` places, int32."""
+        with ArrayWriter(folder / "session_places.npy", np.int32, total) as array:
+            yield lambda rows: array.append(self.places(rows))
