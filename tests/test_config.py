@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from crossbatch.config import PAPER, ModelConfig, Recipe, build
@@ -154,9 +152,24 @@ def test_a_changed_recipe_is_another_one():
 
 
 def test_the_strong_recipe_writes_the_defaults_out():
-    path = Path(__file__).parents[1] / "recipes" / "strong.toml"
-    strong, defaults = Recipe.load(path).to_dict(), Recipe().to_dict()
+    strong, defaults = Recipe.load("strong").to_dict(), Recipe().to_dict()
     assert strong["model"].pop("tower") == auto_model.AUTO
     assert strong["sampler"] == AUTO
     del defaults["model"]["tower"], strong["sampler"], defaults["sampler"]
     assert strong == defaults
+
+
+def test_rates_of_parts_are_a_table_of_numbers(tmp_path):
+    recipe = Recipe.load(
+        None, ['train.lr_of."item_tower.encoder"=2e-5', "train.lr_of.user_tower=1"]
+    )
+    assert recipe.train.lr_of == {"item_tower.encoder": 2e-5, "user_tower": 1.0}
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    for text, message in (
+        ('{x="fast"}', "must be a table of numbers"),
+        ("{x=0}", r'train\.lr_of\."x" must be positive'),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Recipe.load(None, [f"train.lr_of={text}"])
+    with pytest.raises(ConfigError, match=r"needs train\.clip_norm=0"):
+        Recipe.load(None, ["train.tables=sharded", "train.clip_norm=1"])

@@ -1,6 +1,6 @@
 """Recipes: TOML files that say what to train, with every key checked.
 
-    recipe = Recipe.load(Path("recipes/demo.toml"), overrides=["train.seed=1"])
+    recipe = Recipe.load("demo", overrides=["train.seed=1"])   # a name, or the path of a file
 
 Sections whose `name` picks a class (`[sampler]`, `[model]`) hand their other keys to its
 constructor: its keyword arguments are the schema, so an option is declared once.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,11 +19,13 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from crossbatch.errors import ConfigError
+from crossbatch.recipes import recipe_path
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 T = TypeVar("T")
+DOTS = re.compile(r'\.(?=(?:[^"]*"[^"]*")*[^"]*$)')  # between the keys of a path, not in quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +35,69 @@ class ModelConfig:
     Attributes:
         name: A key of `MODELS`, or `"auto"`: chosen by a race of candidates, whose options are then
             those of `tower`; see `training.auto_model`.
+        user_tower: Import path `package.module:Class` of a user tower of your own; it takes the
+            place of `name`.
+        item_tower: Import path of an item tower, or a key of `ITEM_TOWERS`; empty for `ItemTower`.
+        model: Import path of a whole two-tower model, in the place of both towers.
         dim: Dimension d of all vectors.
         history: `"item_tower"`, `"id"` (tied id table) or `"content"`; see `TwoTower`.
         normalize: Whether vectors are L2-normalised.
         history_dropout: Share of history items dropped at random in training.
         item_features: Names of the content features to use; `["*"]` for all that the data has.
         user_features: Likewise for users.
+        context: Likewise for the context of requests.
         tower: Options of the user tower.
-        item: Options of `ItemTower`.
+        item: Options of the item tower.
+        options: Options of a whole `model`.
     """
 
     name: str = "auto"
+    user_tower: str = ""
+    item_tower: str = ""
+    model: str = ""
     dim: int = 256
     history: str = "item_tower"
     normalize: bool = True
     history_dropout: float = 0.3
     item_features: tuple[str, ...] = ("*",)
     user_features: tuple[str, ...] = ("*",)
+    context: tuple[str, ...] = ("*",)
     tower: dict[str, Any] = field(default_factory=dict)
     item: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.model and (self.user_tower or self.item_tower):
+            raise ConfigError(
+                "model.model is a whole model: leave model.user_tower and model.item_tower out"
+            )
+        if self.options and not self.model:
+            raise ConfigError(
+                "model.options are those of model.model; options of towers are model.tower and "
+                "model.item"
+            )
+        if self.model and (self.tower or self.item):
+            raise ConfigError(
+                "model.tower and model.item are options of towers; those of model.model are "
+                "model.options"
+            )
+        for key in ("user_tower", "model"):
+            path = getattr(self, key)
+            if path and ":" not in path:
+                raise ConfigError(
+                    f"model.{key} must be an import path package.module:Class, got {path!r}"
+                )
+            if path and self.name not in ("auto", path):
+                raise ConfigError(
+                    f"model.name is {self.name!r} and model.{key} is {path!r}: leave one out"
+                )
+            if path:
+                object.__setattr__(self, "name", path)
+
+    @property
+    def own_code(self) -> str:
+        """The import paths that the section names, for messages; empty if there is none."""
+        return ", ".join(dict.fromkeys(p for p in (self.name, self.item_tower) if ":" in p))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +112,8 @@ class LossConfig:
         mask: `"both"`, `"batch"` or `"none"`; see `sampled_softmax_loss`.
         mask_history: Whether items of a row's own history are masked as negatives.
         mask_later: Whether later items of a row's own sequence are masked as negatives.
+        impressions: Whether items that were shown with a row's positive are negatives of the row,
+            of a dataset that has them.
         l2: Weight of the mean squared length of the batch's user and item vectors.
         chunk_size: Columns per block of the softmax; 0 for all at once.
     """
@@ -75,6 +124,7 @@ class LossConfig:
     mask: str = "both"
     mask_history: bool = False
     mask_later: bool = False
+    impressions: bool = True
     l2: float = 0.0
     chunk_size: int = 0
 
@@ -94,10 +144,17 @@ class TrainConfig:
         batch_size: Rows per batch B.
         history_length: Most recent items that describe a user, L.
         min_history: Items that a sample has before its target, at least.
+        histories: What a history has: `"all"` items before a target, or those of its `"session"`.
         sample_by: `"user"` draws users uniformly, then one of each user's targets; `"interaction"`
             draws all targets alike, so that a user counts by the number of its interactions.
+        newest_days: Only items of so many days before the last training interaction are targets;
+            0 for all.
         lr: Learning rate.
+        lr_of: Learning rates of single parts by the beginning of their weights' names, such as
+            `"item_tower.encoder" = 2e-5`.
         schedule: `"constant"`, `"cosine"` or `"exponential"` over `max_steps`.
+        warmup_steps: Batches over which the rates rise linearly to those of the schedule.
+        clip_norm: Largest norm of the gradient of all weights together; 0 for any.
         adam: `"dense"` moves every row at every step, as `torch.optim.Adam` does; `"lazy"` moves
             only the rows of the batch. Both cost the rows of the batch.
         tables: Optimiser of embedding tables: `"adam"`; `"adagrad"`, row-wise with one number of
@@ -126,9 +183,14 @@ class TrainConfig:
     batch_size: int = 256
     history_length: int = 20
     min_history: int = 1
+    histories: str = "all"
     sample_by: str = "interaction"
+    newest_days: float = 0.0
     lr: float = 0.002
+    lr_of: dict[str, float] = field(default_factory=dict)
     schedule: str = "cosine"
+    warmup_steps: int = 0
+    clip_norm: float = 0.0
     adam: str = "lazy"
     tables: str = "adam"
     table_lr: float = 0.05
@@ -155,6 +217,10 @@ class TrainConfig:
             _positive(f"train.{name}", getattr(self, name))
         for name in ("weight_decay", "max_steps", "eval_users", "patience", "threads", "seed"):
             _not_negative(f"train.{name}", getattr(self, name))
+        for name in ("newest_days", "warmup_steps", "clip_norm"):
+            _not_negative(f"train.{name}", getattr(self, name))
+        for part, rate in self.lr_of.items():
+            _positive(f'train.lr_of."{part}"', rate)
         if self.min_history < 1:
             raise ConfigError(
                 f"train.min_history must be at least 1, got {self.min_history}: a target needs an "
@@ -166,6 +232,7 @@ class TrainConfig:
                 f"got {self.eval_every}"
             )
         _one_of("train.sample_by", self.sample_by, ("user", "interaction"))
+        _one_of("train.histories", self.histories, ("all", "session"))
         _one_of("train.exclude_seen", self.exclude_seen, ("auto", "yes", "no"))
         _one_of("train.schedule", self.schedule, ("constant", "cosine", "exponential"))
         _one_of("train.adam", self.adam, ("dense", "lazy"))
@@ -174,6 +241,11 @@ class TrainConfig:
             raise ConfigError(
                 'train.tables="sharded" learns in the backward pass and needs train.accumulate=1, '
                 f"got {self.accumulate}"
+            )
+        if self.tables == "sharded" and self.clip_norm:
+            raise ConfigError(
+                'train.tables="sharded" learns in the backward pass and needs train.clip_norm=0, '
+                f"got {self.clip_norm}"
             )
         _one_of("train.precision", self.precision, ("float32", "bfloat16"))
         _one_of("train.device", self.device, ("auto", "cpu", "cuda"))
@@ -189,6 +261,7 @@ PAPER: dict[str, dict[str, Any]] = {
         "history_dropout": 0.0,
         "item_features": [],
         "user_features": [],
+        "context": [],
     },
     "loss": {"temperature": 1.0},
     "train": {
@@ -225,9 +298,17 @@ class Recipe:
     written: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def load(cls, path: Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-        """Read a TOML file and apply `section.key=value` overrides."""
-        document = read_toml(path, "recipe")
+    def load(
+        cls, recipe: str | Path | None = None, overrides: list[str] | tuple[str, ...] = ()
+    ) -> Recipe:
+        """Read a TOML file and apply `section.key=value` overrides.
+
+        Args:
+            recipe: A file, or the name of a recipe of the package, such as `"strong"`; None for the
+                defaults.
+            overrides: Keys to change, as `--set` has them.
+        """
+        document = {} if recipe is None else read_toml(recipe_path(recipe), "recipe")
         for override in overrides:
             _apply_override(document, override)
         return cls.from_dict(document)
@@ -330,6 +411,11 @@ def _converted(key: str, value: Any, hint: Any) -> Any:
         if not isinstance(value, list | tuple) or not all(isinstance(e, str) for e in value):
             raise ConfigError(f"{key} must be a list of strings, got {value!r}")
         return tuple(value)
+    if get_args(hint) == (str, float):
+        plain_numbers = isinstance(value, Mapping) and {*map(type, value.values())} <= {int, float}
+        if not plain_numbers:
+            raise ConfigError(f"{key} must be a table of numbers, got {value!r}")
+        return {name: float(number) for name, number in value.items()}
     plain = dict if get_args(hint)[-1:] == (Any,) else hint
     if not isinstance(value, plain) or (plain is not bool and isinstance(value, bool)):
         raise ConfigError(f"{key} must be of type {plain.__name__}, got {value!r}")
@@ -338,7 +424,7 @@ def _converted(key: str, value: Any, hint: Any) -> Any:
 
 def _apply_override(document: dict[str, Any], override: str) -> None:
     path, separator, text = override.partition("=")
-    keys = path.strip().split(".")
+    keys = [key.strip('"') for key in DOTS.split(path.strip())]
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):

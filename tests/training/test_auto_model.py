@@ -14,12 +14,14 @@ from crossbatch.config import ModelConfig, Recipe
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import evaluate
 from crossbatch.evaluation.runs import evaluate_runs
+from crossbatch.fitting import _validation_metric
 from crossbatch.reports.variants import choices
 from crossbatch.serving import export_bundle
 from crossbatch.training import DivergedError, Interrupted, fit
-from crossbatch.training.auto_model import CANDIDATES, candidates_of, choose_model
+from crossbatch.training.auto_model import CANDIDATES, candidates_of, choose_model, leading
 from crossbatch.training.build import build_towers, resolve
 from crossbatch.training.progress import Progress
+from crossbatch.training.race import Measurement
 from crossbatch.training.run_folder import RunFolder, open_run
 
 from .conftest import RECIPE
@@ -120,6 +122,77 @@ def test_the_measure_decides(dataset, tmp_path, order, second, name, length):
     assert recipe.model.tower == ({"pooling": "recency"} if name == "youtube_dnn" else {})
     assert (recipe.model.dim, recipe.model.normalize) == (8, True)
     assert choice.candidate == order[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({"a": 0.20, "b": 0.19}, "a"),
+        ({"a": 0.195, "b": 0.20}, "a"),  # 2.5 % below: level, and a is first in order
+        ({"a": 0.19, "b": 0.20}, "b"),  # 5 % below
+        ({"a": 0.10, "b": 0.196, "c": 0.20}, "b"),
+        ({"a": None, "b": 0.1}, "b"),
+        ({"a": 0.0, "b": 0.0}, "a"),
+    ],
+)
+def test_of_level_candidates_the_first_wins(values, wanted):
+    rows = [Measurement(name, 5, value, 0.0, 0.0, 0.0) for name, value in values.items()]
+    ranked = sorted(rows, key=lambda row: -1.0 if row.value is None else row.value, reverse=True)
+    assert leading(ranked, list(values)).candidate == wanted
+
+
+@pytest.mark.parametrize("exclude", ["yes", "no"])
+def test_candidates_are_measured_as_early_stopping_does(dataset, exclude):
+    recipe = resolve(RECIPE.changed([f"train.exclude_seen={exclude}"]), dataset)
+    towers = build_towers(recipe, dataset).eval()
+    batches = dataset.eval_batches("valid", history_length=recipe.train.history_length)
+    expected = evaluate(
+        towers, batches, item_counts=dataset.item_counts, exclude_history=exclude == "yes"
+    ).means()["recall@50"]
+    assert _validation_metric(dataset, towers, recipe) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_protocols_differ(dataset):
+    """Otherwise the test above could not fail."""
+    towers = build_towers(resolve(RECIPE, dataset), dataset).eval()
+    batches = dataset.eval_batches("valid", history_length=RECIPE.train.history_length)
+    found = evaluate(towers, batches, item_counts=dataset.item_counts)
+    assert found.means()["recall@50"] != found.unseen.means()["recall@50"]
+
+
+def test_widths_and_lengths_are_raced_too(dataset, tmp_path):
+    recipe = AUTO.changed(["model.tower.widths=[8, 16]", "model.tower.history_lengths=[20]"])
+    wanted = {  # each tower's own length and 20, with d = 8 of the recipe and 16
+        *(("recent_items", length, d) for length in (10, 20) for d in (8, 16)),
+        *(
+            (name, length, d)
+            for name in ("youtube_dnn", "gru4rec")
+            for length in (50, 20)
+            for d in (8, 16)
+        ),
+    }
+    candidates = candidates_of(recipe)
+    found = [(c.model.name, c.train.history_length, c.model.dim) for c in candidates.values()]
+    assert set(found) == wanted
+    assert len(found) == len(wanted)
+    assert "recency pooling, L = 20, d = 16" in candidates
+
+    def measure(_, candidate):  # the widest with the shortest history
+        return candidate.model.dim / 100 - candidate.train.history_length / 1000
+
+    choice = choose(dataset, tmp_path / "run", measure, recipe)
+    chosen = choice.applied_to(recipe)
+    assert (chosen.model.name, chosen.model.dim) == ("recent_items", 16)
+    assert chosen.train.history_length == 10
+    assert "dim = 16" in str(choice)
+
+
+@pytest.mark.parametrize(
+    "override", ["widths=256", "widths=[0]", "widths=[true]", 'history_lengths=["20"]']
+)
+def test_widths_and_lengths_are_checked(override):
+    with pytest.raises(ConfigError, match=r"must be a list of positive integers, such as \[128"):
+        candidates_of(AUTO.changed([f"model.tower.{override}"]))
 
 
 def test_a_history_length_of_the_recipe_stays(dataset, tmp_path):

@@ -21,6 +21,7 @@ from crossbatch.training.auto_sampler import (
 )
 from crossbatch.training.build import build_towers, build_trainer, resolve
 from crossbatch.training.monitor import Monitor
+from crossbatch.training.progress import Progress
 
 AUTO = {"name": "auto"}
 
@@ -305,7 +306,7 @@ def _never(*_):
     raise AssertionError("a resumed run must not choose again")
 
 
-class _Listener:
+class _Listener(Progress):
     """Progress that keeps its messages."""
 
     def __init__(self):
@@ -313,11 +314,3 @@ class _Listener:
 
     def say(self, message):
         self.heard.append(message)
-
-    def start(self, step, total): ...
-
-    def step(self, step, loss): ...
-
-    def event(self, event, step, fields): ...
-
-    def stop(self): ...

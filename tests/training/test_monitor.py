@@ -1,5 +1,4 @@
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +10,6 @@ from crossbatch.data.synthetic import SynthOptions, synthetic_source
 from crossbatch.negatives import Candidates
 from crossbatch.training.build import build_trainer, draw_batches, resolve
 from crossbatch.training.monitor import ALARMS, Monitor
-
-RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def run(dataset, recipe, steps, every):
@@ -107,7 +104,7 @@ def content(tmp_path_factory):
 @pytest.mark.parametrize("item_gradient", ["paper", "balanced"])
 def test_only_a_collapse_after_the_bank_is_switched_on_causes_a_warning(content, item_gradient):
     """The demo's recipe, which with the published gradient never comes near a share of 0.9."""
-    recipe = Recipe.load(RECIPES / "demo.toml", [f"sampler.item_gradient={item_gradient}"])
+    recipe = Recipe.load("demo", [f"sampler.item_gradient={item_gradient}"])
     recipe = recipe.changed(["sampler.warmup_steps=100", "train.device=cpu"])
     monitor, lines, _ = run(content, recipe, 300, every=50)
     shares = [

@@ -394,7 +394,7 @@ def test_bug_a_run_of_own_towers_was_opened_with_the_towers_of_its_recipe(
         lambda: export_bundle(out, tmp_path / "bundle"),
         lambda: open_recommender(out),
     ):
-        with pytest.raises(DataError, match="of class OwnTowers, which no recipe can name"):
+        with pytest.raises(DataError, match="of class OwnTowers, whose options are not known"):
             use()
 
 

@@ -120,5 +120,36 @@ def test_a_store_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch):
 
 
 def test_unknown_trackers_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="must be one of tensorboard, mlflow, got 'wandb'"):
-        open_trackers(["wandb"], tmp_path)
+    with pytest.raises(ConfigError, match="mlflow, wandb, got 'comet'"):
+        open_trackers(["comet"], tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_wandb_offline_has_what_the_journal_has(dataset, recipe, tmp_path, monkeypatch):
+    """Reads the file that `wandb sync` would send."""
+    pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    run = tmp_path / "run"
+    (tracker,) = open_trackers(["wandb"], run)
+    assert not run.exists()
+    fit(dataset, recipe, run, trackers=(tracker,), test=False)
+    tracker.close()
+    (path,) = run.glob("wandb/offline-run-*/*.wandb")
+    store, found, settings = DataStore(), {}, {}
+    store.open_for_scan(str(path))
+    while (data := store.scan_data()) is not None:
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        for entry in record.run.config.update:
+            settings[entry.key] = json.loads(entry.value_json)
+        line = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
+        if "eval/recall@50" in line:
+            found[int(line["step"])] = json.loads(line["eval/recall@50"])
+    assert found == journal(run)
+    assert settings["sampler.capacity"] == 70
+    assert (run / "wandb_run_id.txt").read_text().strip() in path.name

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("optuna")
 
 import optuna
+from sqlalchemy.pool import NullPool
 
 from crossbatch.config import Recipe
 from crossbatch.data import PrepareOptions, open_dataset, prepare
@@ -218,9 +219,9 @@ def test_a_setting_that_cannot_be_trained_stops_the_search(dataset, tmp_path, mo
     monkeypatch.setattr(module, "fit", refuse)
     with pytest.raises(ConfigError, match="no such thing"):
         tune(dataset, RECIPE, tmp_path / "study", trials=3)
-    (trial,) = optuna.load_study(
-        study_name=None, storage=f"sqlite:///{tmp_path / 'study' / 'study.db'}"
-    ).trials
+    address = f"sqlite:///{tmp_path / 'study' / 'study.db'}"
+    storage = optuna.storages.RDBStorage(address, engine_kwargs={"poolclass": NullPool})
+    (trial,) = optuna.load_study(study_name=None, storage=storage).trials
     assert trial.state.name == "FAIL"
 
 

@@ -6,9 +6,9 @@ vectors = encoder(item_ids)                     # [N, 32]
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from .dense import dense_layer
 from .embedding import EmbeddingTable
 
-KINDS = ("categorical", "multi_valued", "numeric", "dense")
+KINDS = ("categorical", "multi_valued", "tokens", "numeric", "dense")
+RAGGED = ("multi_valued", "tokens")  # any number of values a row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,10 +26,11 @@ class FeatureTable:
 
     Attributes:
         kind: One of `KINDS`.
-        values: categorical: int `[R]`, 0 = unknown. multi_valued: int `[V]`, the rows' values one
-            after the other. numeric, dense: float `[R, n]`.
-        offsets: multi_valued only: int64 `[R + 1]`; row r owns `values[offsets[r]:offsets[r + 1]]`.
-        num_values: Size of the vocabulary of the two integer kinds.
+        values: categorical: int `[R]`, 0 = unknown. multi_valued, tokens: int `[V]`, the rows'
+            values one after the other. numeric, dense: float `[R, n]`.
+        offsets: multi_valued and tokens only: int64 `[R + 1]`; row r owns
+            `values[offsets[r]:offsets[r + 1]]`.
+        num_values: Size of the vocabulary of the integer kinds.
     """
 
     kind: str
@@ -39,9 +41,11 @@ class FeatureTable:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        if (self.kind == "multi_valued") != (self.offsets is not None):
-            raise ValueError(f"offsets belong to multi_valued features only, got kind {self.kind}")
-        if self.kind in ("categorical", "multi_valued") and self.num_values < 1:
+        if (self.kind in RAGGED) != (self.offsets is not None):
+            raise ValueError(
+                f"offsets belong to {' and '.join(RAGGED)} features only, got kind {self.kind}"
+            )
+        if self.kind in ("categorical", *RAGGED) and self.num_values < 1:
             raise ValueError(f"num_values must be at least 1, got {self.num_values}")
         if self.kind in ("numeric", "dense") and self.values.ndim != 2:
             raise ValueError(
@@ -70,7 +74,7 @@ class FeatureTable:
         return self.values.index_select(0, ids.to(self.values.device)).to(ids.device)
 
     def bags(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The values of multi-valued rows `[N]`, one after the other, and where each row begins."""
+        """The values of ragged rows `[N]`, one after the other, and where each row begins."""
         assert self.offsets is not None
         rows = ids.to(self.offsets.device)
         starts = self.offsets[rows]  # [N]
@@ -79,6 +83,43 @@ class FeatureTable:
         shift = torch.repeat_interleave(starts - begins, lengths)
         values = self.values[shift + torch.arange(len(shift), device=shift.device)]
         return values.to(ids.device, torch.int64), begins.to(ids.device)
+
+    def selected(self, ids: Tensor) -> "FeatureTable":
+        """A table of rows `ids` `[N]` alone, in that order."""
+        if self.offsets is None:
+            return FeatureTable(self.kind, self.rows(ids), None, self.num_values)
+        values, begins = self.bags(ids)
+        offsets = torch.cat([begins, begins.new_tensor([len(values)])])
+        return FeatureTable(self.kind, values, offsets, self.num_values)
+
+    def lengths(self, ids: Tensor) -> Tensor:
+        """`[N]` number of values of ragged rows `[N]`."""
+        assert self.offsets is not None
+        rows = ids.to(self.offsets.device)
+        return (self.offsets[rows + 1] - self.offsets[rows]).to(ids.device)
+
+    def padded(self, ids: Tensor, longest: int | None = None) -> tuple[Tensor, Tensor]:
+        """The values of ragged rows `[N]` side by side.
+
+        Args:
+            ids: Rows `[N]`.
+            longest: At most so many values of a row, the first ones.
+
+        Returns:
+            `[N, L]` int64 with zeros behind each row's values, and a mask `[N, L]` of these; L is
+            at least 1.
+        """
+        assert self.offsets is not None
+        lengths = self.lengths(ids)
+        width = max(1, int(lengths.max()) if len(ids) else 1)
+        width = width if longest is None else min(width, longest)
+        places = torch.arange(width, device=ids.device)
+        mask = places < lengths.unsqueeze(1)
+        starts = self.offsets[ids.to(self.offsets.device)].to(ids.device)
+        where = (starts.unsqueeze(1) + places)[mask]
+        values = torch.zeros(len(ids), width, dtype=torch.int64, device=ids.device)
+        values[mask] = self.values[where.to(self.values.device)].to(ids.device, torch.int64)
+        return values, mask
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # Immutable and possibly as large as the catalogue: copies of a model share it.
@@ -114,7 +155,7 @@ class CategoricalEncoder(ContentEncoder):
 
 
 class MultiValuedEncoder(ContentEncoder):
-    """The mean of the vectors of a row's values (tags, hashed words); zeros where it has none."""
+    """The mean of the vectors of a row's values (tags, words, tokens); zeros where it has none."""
 
     def __init__(self, table: FeatureTable, dim: int | None) -> None:
         super().__init__(table, dim or DEFAULT_DIM)
@@ -151,6 +192,7 @@ DEFAULT_DIM = 32
 FEATURE_ENCODERS: dict[str, Callable[[FeatureTable, int | None], ContentEncoder]] = {
     "categorical": CategoricalEncoder,
     "multi_valued": MultiValuedEncoder,
+    "tokens": MultiValuedEncoder,
     "numeric": NumericEncoder,
     "dense": DenseEncoder,
 }
@@ -163,9 +205,18 @@ class FeatureEncoder(nn.Module):
         features: Tables by name, all with the same number of rows.
         dims: Width by feature name; others take their kind's own (32, or as many as a numeric
             feature has columns).
+        of_events: Names of features whose rows are events, which have ids of their own.
+
+    Attributes:
+        names: The features in the order of `encoders`.
     """
 
-    def __init__(self, features: Mapping[str, FeatureTable], dims: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        features: Mapping[str, FeatureTable],
+        dims: Mapping[str, int],
+        of_events: Collection[str] = (),
+    ) -> None:
         super().__init__()
         if unknown := sorted(set(dims) - set(features)):
             raise ValueError(
@@ -175,13 +226,25 @@ class FeatureEncoder(nn.Module):
             raise ValueError(f"feature_dims must be at least 1, got {dict(dims)}")
         # In the order of names, so that saved weights fit however the mapping was put together; a
         # list, because feature names may hold dots, module names may not.
+        self.names = sorted(features)
         encoders = [
-            FEATURE_ENCODERS[table.kind](table, dims.get(name))
-            for name, table in sorted(features.items())
+            FEATURE_ENCODERS[features[name].kind](features[name], dims.get(name))
+            for name in self.names
         ]
         self.dim = sum(encoder.dim for encoder in encoders)
         self.encoders = nn.ModuleList(encoders)
+        self.of_events = [name in of_events for name in self.names]
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Vectors `[N, dim]` of rows `ids` `[N]`."""
-        return torch.cat([encoder(ids) for encoder in self.encoders], dim=-1)
+    def forward(self, ids: Tensor, event_ids: Tensor | None = None) -> Tensor:
+        """Vectors `[N, dim]` of rows `ids` `[N]`.
+
+        Features of events are those of `event_ids` `[N]`, and zero without them.
+        """
+        if not any(self.of_events):
+            return torch.cat([encoder(ids) for encoder in self.encoders], dim=-1)
+        parts = []
+        for encoder, of_event in zip(self.encoders, self.of_events, strict=True):
+            rows = event_ids if of_event else ids
+            width = cast("ContentEncoder", encoder).dim
+            parts.append(torch.zeros(len(ids), width) if rows is None else encoder(rows))
+        return torch.cat([part.to(ids.device) for part in parts], dim=-1)

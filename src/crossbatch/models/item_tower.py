@@ -6,6 +6,7 @@ vectors = tower(item_ids)                       # [N, 64]
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,8 @@ class ItemTower(nn.Module):
         num_items: Items are 1..num_items; row 0 is padding and never trained.
         dim: Width d of the vectors.
         table: The id table; an `EmbeddingTable` of the tower's own unless given.
+        encoder: A further, expensive encoder of content, such as a `TextEncoder`: items `[N]` to
+            `[N, encoder.dim]`.
         features: Content by name, `num_items + 1` rows each.
         id: Whether items have an embedding of their own. Without one the tower is made of content
             alone and gives vectors to items it has never seen.
@@ -55,6 +58,7 @@ class ItemTower(nn.Module):
         num_items: int,
         dim: int,
         table: RowTable | None = None,
+        encoder: nn.Module | None = None,
         *,
         features: Mapping[str, FeatureTable] = NO_FEATURES,
         id: bool = True,  # noqa: A002 (the recipe's own word)
@@ -66,14 +70,16 @@ class ItemTower(nn.Module):
         super().__init__()
         id_dim = dim if id_dim is None else id_dim
         check_at_least_one(num_items=num_items, dim=dim, id_dim=id_dim)
-        _check_features(num_items, features, id)
+        _check_features(num_items, features, id or encoder is not None)
         self.num_items, self.dim = num_items, dim
         if table is None and id:
             table = EmbeddingTable(num_items + 1, id_dim, padding_row=0)
         self.table = table
         self.content = FeatureEncoder(features, feature_dims) if features else None
-        self.width = (id_dim if id else 0) + (self.content.dim if self.content else 0)
-        bare = self.content is None and not hidden and id_dim == dim
+        self.encoder = encoder
+        parts: tuple[Any, ...] = (self.content, encoder)
+        self.width = (id_dim if id else 0) + sum(part.dim for part in parts if part is not None)
+        bare = self.content is None and encoder is None and not hidden and id_dim == dim
         self.layers = None if bare else mlp(self.width, hidden, dim)
         # Content that is nothing but tables is read together with the ids.
         encoders = self.content.encoders if self.content else ()
@@ -91,18 +97,30 @@ class ItemTower(nn.Module):
         """Id embedding and content `[N, width]` of items `[N]`: what the layers see."""
         if isinstance(self.table, EmbeddingTable) and self._categories:
             found = [encoder.lookup(item_ids) for encoder in self._categories]
-            return read_side_by_side([(self.table, item_ids), *found])
-        parts = [part(item_ids) for part in (self.table, self.content) if part is not None]
+            parts = [read_side_by_side([(self.table, item_ids), *found])]
+        else:
+            parts = [part(item_ids) for part in (self.table, self.content) if part is not None]
+        if self.encoder is not None:
+            parts.append(self.encoder(item_ids))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def mean_columns(self, item_ids: Tensor, offsets: Tensor) -> Tensor:
         """Mean `columns` `[B, width]` of bags of items; bag b begins at `offsets[b]`."""
-        overridden = type(self).columns is not ItemTower.columns  # by a subclass
+        overridden = type(self).columns is not ItemTower.columns or self.encoder is not None
         if isinstance(self.table, EmbeddingTable) and self._categories and not overridden:
             found = [encoder.lookup(item_ids) for encoder in self._categories]
             return mean_side_by_side([(self.table, item_ids), *found], offsets)
         stops = torch.cat([offsets[1:], offsets.new_tensor([len(item_ids)])])
         return history_mean(self.columns(item_ids), stops)
+
+
+def mean_id_vector(table: Tensor, counts: Tensor) -> Tensor:
+    """The mean `[d]` of id vectors `[H + 1, d]`, each weighted by how often its item was chosen.
+
+    It stands for an item that training has not seen. `counts` `[H + 1 or more]` are of items.
+    """
+    weights = counts[: len(table)].double()
+    return (weights / weights.sum().clamp_min(1.0)).to(table.dtype) @ table
 
 
 def _check_features(num_items: int, features: Mapping[str, FeatureTable], has_id: bool) -> None:

@@ -6,6 +6,7 @@ interests = model.users(history)                # [B, K, d], for retrieval
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -22,6 +23,7 @@ from .features import FeatureEncoder, FeatureTable
 from .history import History, PaddedHistory, drop_items, real_items
 from .item_tower import NO_FEATURES, NOTHING
 from .readout import hard_readout
+from .text_encoder import TextEncoder
 
 HISTORY_SOURCES = ("id", "content", "item_tower")
 
@@ -45,7 +47,8 @@ class TwoTower(nn.Module):
             (`"item_tower"`). The user tower must read vectors of that width (`history_dim`).
         user_features: Profile of users by name. Encodings are joined to each interest and brought
             back to d by a linear layer.
-        user_feature_dims: Widths of single user features' encodings, by name.
+        context: Features of requests by name, with a row for each event; joined likewise.
+        user_feature_dims: Widths of single encodings of user features and context, by name.
         user_hidden: Widths of ReLU layers before that linear layer.
         normalize: Whether both towers' vectors have length 1.
         history_dropout: Share of history items forgotten at random in training.
@@ -59,6 +62,7 @@ class TwoTower(nn.Module):
         *,
         history: str = "id",
         user_features: Mapping[str, FeatureTable] = NO_FEATURES,
+        context: Mapping[str, FeatureTable] = NO_FEATURES,
         user_feature_dims: Mapping[str, int] = NOTHING,
         user_hidden: Sequence[int] = (),
         normalize: bool = False,
@@ -71,33 +75,53 @@ class TwoTower(nn.Module):
         self.item_tower, self.user_tower = item_tower, user_tower
         self.history, self.normalize, self.history_dropout = history, normalize, history_dropout
         self.profile: FeatureEncoder | None = None
-        if user_features:
+        self.reads_context = bool(context)
+        if both := sorted(set(user_features) & set(context)):
+            raise ValueError(f"{both[0]!r} is a user feature and context: rename one of them")
+        if user_features or context:
             dim = _common_dim(item_tower, user_tower)
-            self.profile = FeatureEncoder(user_features, user_feature_dims)
+            features = {**user_features, **context}
+            self.profile = FeatureEncoder(features, user_feature_dims, of_events=context)
             set_sparse(self.profile, sparse)
             self.fuse = mlp(dim + self.profile.dim, user_hidden, dim)
-            # A tower that begins by passing items through does so with a profile beside it too.
-            if getattr(user_tower, "begins_as_identity", False) and not user_hidden:
+            # A tower that begins by passing items through does so with a profile beside it too;
+            # and context, which tells less than the history, begins by leaving it as it is.
+            begins = bool(context) or getattr(user_tower, "begins_as_identity", False)
+            if begins and not user_hidden:
                 self.fuse[0] = identity_layer(dim + self.profile.dim, dim)
 
     def forward(
-        self, history: Tensor, item_ids: Tensor, user_ids: Tensor | None = None
+        self,
+        history: Tensor,
+        item_ids: Tensor,
+        user_ids: Tensor | None = None,
+        event_ids: Tensor | None = None,
     ) -> tuple[Tensor | Queries, Tensor]:
         """User and item vectors of a training batch.
 
         Args:
             history: `[B, L]` int64, oldest first, right-padded with 0.
             item_ids: Positives `[B]`; of several interests each row's positive chooses.
-            user_ids: `[B]`, needed where there are user features.
+            user_ids: `[B]`, needed where there are user features or context.
+            event_ids: `[B]` rows of the context, needed where there is any.
 
         Returns:
             u `[B, d]`, or `Queries` where several score together, and v `[B, d]`.
         """
-        v = self.items(item_ids)
-        interests = self.users(history, user_ids)
+        with self._each_item_once():
+            v = self.items(item_ids)
+            rows = (user_ids,) if event_ids is None else (user_ids, event_ids)
+            interests = self.users(history, *rows)
         return interests if isinstance(interests, Queries) else self.select(interests, v), v
 
-    def users(self, history: Tensor, user_ids: Tensor | None = None) -> Tensor | Queries:
+    def _each_item_once(self) -> AbstractContextManager[None]:
+        """While this is open, an expensive encoder of the item tower encodes no item twice."""
+        encoder = getattr(self.item_tower, "encoder", None)
+        return encoder.once() if isinstance(encoder, TextEncoder) else nullcontext()
+
+    def users(
+        self, history: Tensor, user_ids: Tensor | None = None, event_ids: Tensor | None = None
+    ) -> Tensor | Queries:
         """Interests `[B, K, d]` of histories `[B, L]`, of which the best scores an item.
 
         `Queries` where they score it together.
@@ -108,7 +132,7 @@ class TwoTower(nn.Module):
             vectors = self.describe(history.flatten()).view(*history.shape, -1)
             return self.interests(vectors, history != 0, user_ids)
         interests = self.user_tower(self._read_history(*real_items(history)))
-        return self._finished(interests, user_ids)
+        return self._finished(interests, user_ids, event_ids)
 
     def items(self, item_ids: Tensor) -> Tensor:
         """Vectors `[N, d]` of items `[N]`."""
@@ -155,31 +179,42 @@ class TwoTower(nn.Module):
         interests = self.user_tower(PaddedHistory(vectors, mask))
         return self._finished(interests, user_ids)
 
-    def _finished(self, interests: Tensor | Queries, user_ids: Tensor | None) -> Tensor | Queries:
+    def _finished(
+        self,
+        interests: Tensor | Queries,
+        user_ids: Tensor | None,
+        event_ids: Tensor | None = None,
+    ) -> Tensor | Queries:
         """Interests `[B, K, d]` of a user tower's output, with the profile, normalised if asked."""
         if isinstance(interests, Queries):
-            vectors = cast("Tensor", self._finished(interests.vectors, user_ids))
+            vectors = cast("Tensor", self._finished(interests.vectors, user_ids, event_ids))
             tower = cast("Any", self.user_tower)
             divided: Queries = tower.divided(Queries(vectors, interests.log_weights))
             return divided
         if interests.ndim == 2:
             interests = interests.unsqueeze(1)
         if self.profile is not None:
-            profile = self._profile(self.profile, user_ids, interests)  # [B, K, p]
+            profile = self._profile(self.profile, user_ids, event_ids, interests)  # [B, K, p]
             fused: Tensor = self.fuse(torch.cat([interests, profile], dim=-1))
             interests = fused
         return unit_vectors(interests) if self.normalize else interests
 
     def _profile(
-        self, encoder: FeatureEncoder, user_ids: Tensor | None, interests: Tensor
+        self,
+        encoder: FeatureEncoder,
+        user_ids: Tensor | None,
+        event_ids: Tensor | None,
+        interests: Tensor,
     ) -> Tensor:
         """Profiles, repeated for each interest; zeros for users unknown (None or -1)."""
         B, K, _ = interests.shape
+        if self.reads_context and self.training and event_ids is None:
+            raise ValueError("event_ids are required to train a model that reads context")
         if user_ids is None:
             if self.training:
                 raise ValueError("user_ids is required to train a model with user features")
             return interests.new_zeros(B, K, encoder.dim)
-        encoded: Tensor = encoder(user_ids.clamp_min(0))
+        encoded: Tensor = encoder(user_ids.clamp_min(0), event_ids)
         encoded = encoded.masked_fill((user_ids < 0).unsqueeze(1), 0.0)
         return encoded.unsqueeze(1).expand(B, K, encoder.dim)
 

@@ -32,9 +32,18 @@ if TYPE_CHECKING:
     from crossbatch.training.race import Measure
     from crossbatch.training.run_folder import RunFolder
 
-# `[model.tower]` of an auto model: CPU seconds of the race, and steps before the first comparison.
-AUTO: dict[str, Any] = {"race_seconds": 120.0, "first_steps": 500}
-MOST_USERS = 1_000  # validation users that a candidate is measured on
+# `[model.tower]` of an auto model: CPU seconds of the race, steps before the first comparison, and
+# what each candidate is tried with: widths d besides `model.dim`, lengths L besides its own.
+AUTO: dict[str, Any] = {
+    "race_seconds": 120.0,
+    "first_steps": 500,
+    "widths": [],
+    "history_lengths": [],
+}
+MOST_USERS = 4_000  # validation users that a candidate is measured on
+# Candidates within this share of the best are level, and the first of them in their order is taken:
+# recent items are overtaken early in training, and ahead at its end, on sparse data.
+LEVEL = 0.03
 # What a candidate puts into `[model]` and `[train]`; a history length that the recipe sets stays.
 # GRU4REC is not among them: a step of it takes several times as long.
 CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
@@ -69,7 +78,8 @@ class ModelChoice:
 
     def __str__(self) -> str:
         model, train = self.settings["model"], self.settings["train"]
-        described = ", ".join(f"{key} = {value}" for key, value in (model["tower"] | train).items())
+        options = model["tower"] | {key: model[key] for key in ("dim",) if key in model} | train
+        described = ", ".join(f"{key} = {value}" for key, value in options.items())
         return f"model chosen: {model['name']} ({described}), because {self.reason}"
 
     def applied_to(self, recipe: Recipe) -> Recipe:
@@ -133,13 +143,15 @@ def choose_model(
 
 def _choice(race: Race, ranked: list[Measurement], asked: dict[str, Any]) -> ModelChoice:
     """The choice that follows from the last round of a race."""
-    best, recipe = ranked[0], race.candidates[ranked[0].candidate]
+    best = leading(ranked, list(race.candidates))
+    recipe = race.candidates[best.candidate]
     if best.value is None:
         raise DivergedError(
             f'model.name = "auto": no candidate has a finite loss and {recipe.train.metric} after '
             f"{best.steps:,} steps; try a smaller train.lr, or name a model"
         )
-    others = ", ".join(f"{_percent(each.value)} of {each.candidate}" for each in ranked[1:])
+    behind = [each for each in ranked if each is not best]
+    others = ", ".join(f"{_percent(each.value)} of {each.candidate}" for each in behind)
     reason = (
         f"after {best.steps:,} steps its {recipe.train.metric} of validation users was "
         f"{_percent(best.value)}, against {others}; {len(race.candidates)} candidates were "
@@ -147,6 +159,15 @@ def _choice(race: Race, ranked: list[Measurement], asked: dict[str, Any]) -> Mod
     )
     measured = [asdict(each) for each in race.measured]
     return ModelChoice(best.candidate, settings_of(recipe), reason, asked, measured)
+
+
+def leading(ranked: list[Measurement], order: list[str]) -> Measurement:
+    """The first in `order` of those that are level with the best."""
+    best = ranked[0].value
+    if best is None:
+        return ranked[0]
+    level = [each for each in ranked if each.value is not None and each.value >= (1 - LEVEL) * best]
+    return min(level, key=lambda each: order.index(each.candidate))
 
 
 def _percent(value: float | None) -> str:
@@ -215,6 +236,13 @@ def race_options(recipe: Recipe) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
             word = "an integer of 1 or more" if kinds is int else "a positive number"
             raise ConfigError(f"model.tower.{key} must be {word}, got {value!r}")
+    for key in ("widths", "history_lengths"):
+        value = options[key]
+        if not isinstance(value, list) or not all(type(each) is int and each > 0 for each in value):
+            raise ConfigError(
+                f"model.tower.{key} must be a list of positive integers, such as [128, 256], "
+                f"got {value!r}"
+            )
     return options
 
 
@@ -229,13 +257,24 @@ def asked_recipe(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
 
 
 def candidates_of(recipe: Recipe) -> dict[str, Recipe]:
-    """A recipe for each candidate, but for those that the recipe's history length makes alike."""
+    """A recipe for each tower, width and history length; those that are alike are one."""
+    options = race_options(recipe)
     found: dict[str, Recipe] = {}
-    for name, settings in CANDIDATES.items():
-        own = {"train": {}} if recipe.says("train", "history_length") else settings
-        candidate = changed_by(settings | own, recipe)
-        if candidate not in found.values():
-            found[name] = candidate
+    for tower, settings in CANDIDATES.items():
+        own = recipe if recipe.says("train", "history_length") else changed_by(settings, recipe)
+        lengths = dict.fromkeys([own.train.history_length, *options["history_lengths"]])
+        for width in dict.fromkeys([recipe.model.dim, *options["widths"]]):
+            for length in lengths:
+                name = tower
+                if len(lengths) > 1:
+                    name += f", L = {length}"
+                if options["widths"]:
+                    name += f", d = {width}"
+                model = settings["model"] | {"dim": width}
+                train = {"history_length": length}
+                candidate = changed_by({"model": model, "train": train}, recipe)
+                if candidate not in found.values():
+                    found[name] = candidate
     return found
 
 
@@ -247,5 +286,6 @@ def changed_by(settings: dict[str, dict[str, Any]], recipe: Recipe) -> Recipe:
 
 def settings_of(candidate: Recipe) -> dict[str, dict[str, Any]]:
     """What tells a candidate from the others."""
-    model = {"name": candidate.model.name, "tower": candidate.model.tower}
+    names = ("name", "dim", "tower")
+    model = {name: getattr(candidate.model, name) for name in names}
     return {"model": model, "train": {"history_length": candidate.train.history_length}}

@@ -28,6 +28,7 @@ import torch
 from crossbatch.errors import DataError
 from crossbatch.files import SEAL, seal_is_broken
 from crossbatch.negatives import Candidates, CrossBatchSampler, Queries, known_positives_mask
+from crossbatch.queries import feature_rows
 from crossbatch.training.build import AUTO, build_sampler, build_trainer, draw_batches
 
 if TYPE_CHECKING:
@@ -129,7 +130,8 @@ def choose_sampler(
     plain = replace(recipe, sampler={"name": "in_batch"})
     trainer = build_trainer(plain, dataset, copy.deepcopy(model))
     costs = measure_costs(trainer, recipe, dataset)
-    q = dataset.sampling_law(recipe.train.min_history, recipe.train.sample_by)
+    train = recipe.train
+    q = dataset.sampling_law(train.min_history, train.sample_by, train.newest_days)
     facts = Facts(
         recipe.train.batch_size,
         dataset.num_items,
@@ -221,7 +223,8 @@ def _interests(trainer: Trainer, recipe: Recipe, dataset: Dataset) -> int:
     batch = next(draw_batches(recipe.train, dataset, batch_size=1, seed=0))
     batch = batch.to(trainer.log_temperature.device)
     with torch.no_grad():
-        interests = cast("TwoTower", trainer.model).users(batch.history, batch.user_ids)
+        model = cast("TwoTower", trainer.model)
+        interests = model.users(batch.history, *feature_rows(model, batch))
         # Queries that score together are trained together: no item waits for the best of them.
         return 1 if isinstance(interests, Queries) else interests.shape[1]
 

@@ -9,14 +9,20 @@ import inspect
 import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from crossbatch.config import Recipe, build, check_options, filled
+from crossbatch.data.dataset.features import read_encoders
 from crossbatch.errors import ConfigError
-from crossbatch.models import MODELS, FeatureTable, ItemTower, build_model
+from crossbatch.files import file_checksum
+from crossbatch.models import MODELS, FeatureTable, Inputs, ItemTower, build_model
+from crossbatch.models.build import item_tower_class
+from crossbatch.models.huggingface_states import read_config
+from crossbatch.models.own_towers import check_tower_options, find_tower, is_path
 from crossbatch.negatives import SAMPLERS, Corpus, NegativeSampler, no_correction
 from crossbatch.training.distributed.sharded_table import ShardedTable
 from crossbatch.training.distributed.trainer import RankTrainer
@@ -26,7 +32,7 @@ from crossbatch.training.step import Trainer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from crossbatch.config import TrainConfig
+    from crossbatch.config import ModelConfig, TrainConfig
     from crossbatch.data import Batch, Dataset, Feature
     from crossbatch.models import TwoTower
     from crossbatch.training.distributed.ranks import Ranks
@@ -37,17 +43,18 @@ AUTO: dict[str, Any] = {"name": "auto", "budget": 1.2}
 
 
 def resolve(recipe: Recipe, dataset: Dataset) -> Recipe:
-    """The recipe with the length of training and the sampler's defaults written out.
+    """The recipe with the length of training, the sampler's defaults and an encoder's config.
 
     The default warm-up is one pass over the training samples, which is what the paper's 40,000
     iterations are on its data.
     """
     recipe = replace(recipe, train=_with_steps(recipe.train, dataset))
+    recipe = replace(recipe, model=_with_encoder_config(recipe.model, dataset))
     sampler = dict(recipe.sampler)
     if sampler["name"] == "auto":  # chosen when training begins: see `auto_sampler`
         return replace(recipe, sampler=_auto_options(sampler))
     if sampler["name"] == "cross_batch" and "warmup_steps" not in sampler:
-        samples = dataset.num_samples(recipe.train.min_history)
+        samples = dataset.num_samples(recipe.train.min_history, recipe.train.newest_days)
         sampler["warmup_steps"] = math.ceil(samples / recipe.train.batch_size)
     if sampler["name"] in SAMPLERS:  # otherwise `build_sampler` names the nearest one
         sampler = filled(SAMPLERS[sampler["name"]], sampler)
@@ -58,8 +65,35 @@ def _with_steps(train: TrainConfig, dataset: Dataset) -> TrainConfig:
     """The options with `max_steps` written out: `PASSES` over the samples, in whole evaluations."""
     if train.max_steps:
         return train
-    steps = PASSES * dataset.num_samples(train.min_history) / train.batch_size
+    samples = dataset.num_samples(train.min_history, train.newest_days)
+    steps = PASSES * samples / train.batch_size
     return replace(train, max_steps=math.ceil(steps / train.eval_every) * train.eval_every)
+
+
+def _with_encoder_config(model: ModelConfig, dataset: Dataset) -> ModelConfig:
+    """The options with the config of a Hugging Face encoder, so that the run can do without it.
+
+    Raises:
+        ConfigError: If there is no encoder, or the dataset's tokens are those of another one.
+    """
+    folder = model.item.get("model")
+    if model.item_tower != "huggingface" or not isinstance(folder, str) or model.item.get("config"):
+        return model
+    try:
+        config = read_config(folder)
+    except ValueError as error:
+        raise ConfigError(f"[model] {error}") from None
+    own, column = Path(folder) / "tokenizer.json", model.item.get("column")
+    if own.is_file():
+        checksum = file_checksum(own)
+        for name, encoder in read_encoders(dataset.path / "features/items").items():
+            other = encoder.settings.get("tokenizer", checksum) != checksum
+            if other and column in (None, "", name):
+                raise ConfigError(
+                    f"feature {name!r} has the token ids of another tokenizer than {own}: prepare "
+                    f"the dataset with --tokenizer {folder}"
+                )
+    return replace(model, item=model.item | {"config": config})
 
 
 def _auto_options(sampler: dict[str, Any]) -> dict[str, Any]:
@@ -72,10 +106,14 @@ def _auto_options(sampler: dict[str, Any]) -> dict[str, Any]:
     return AUTO | sampler
 
 
-def build_towers(recipe: Recipe, dataset: Dataset, ranks: Ranks | None = None) -> TwoTower:
+def build_towers(
+    recipe: Recipe, dataset: Dataset, ranks: Ranks | None = None, *, named: bool = True
+) -> TwoTower:
     """The two towers that `[model]` describes, over the dataset's features.
 
-    Their id table is spread over the `ranks` where `train.tables` asks for it.
+    Their id table is spread over the `ranks` where `train.tables` asks for it. Import paths in a
+    recipe that was read from a folder are not `named` by the caller: see `models.own_towers`. A
+    whole model of the caller's own need not be a `TwoTower`, but has its `users` and `items`.
     """
     config = recipe.model
     if config.name == "auto":  # see `auto_model`
@@ -83,21 +121,28 @@ def build_towers(recipe: Recipe, dataset: Dataset, ranks: Ranks | None = None) -
             'model.name is "auto", which crossbatch.fit and `crossbatch train` decide before they '
             f"build towers; name one of {', '.join(MODELS)}"
         )
-    check_options(ItemTower, "model.item", config.item)
-    if config.name in MODELS:  # otherwise `build_model` names the nearest one
-        check_options(MODELS[config.name], "model", config.tower)
-    tower = config.tower | _own_temperature(recipe)
     items = _feature_tables("model.item_features", config.item_features, dataset.item_features)
     users = _feature_tables("model.user_features", config.user_features, dataset.user_features)
+    context = _feature_tables("model.context", config.context, dataset.context_features)
     try:
+        if config.model:
+            inputs = Inputs(
+                dataset.num_items, config.dim, items, users, context, weights_follow=not named
+            )
+            whole: TwoTower = build_whole_model(config, inputs, named=named)
+            return whole
+        _check_tower_options(config, named=named)
         return build_model(
             config.name,
             dataset.num_items,
             config.dim,
-            tower=tower,
+            item_tower=config.item_tower,
+            named=named,
+            tower=config.tower | _own_temperature(recipe),
             item=config.item,
             item_features=items,
             user_features=users,
+            context=context,
             history=config.history,
             normalize=config.normalize,
             history_dropout=config.history_dropout,
@@ -105,6 +150,32 @@ def build_towers(recipe: Recipe, dataset: Dataset, ranks: Ranks | None = None) -
         )
     except (ValueError, TypeError) as error:
         raise ConfigError(f"[model] {error}") from error
+
+
+def build_whole_model(config: ModelConfig, inputs: Inputs, *, named: bool) -> Any:
+    """The model that `model.model` names; raise `ValueError` if it lacks a method."""
+    make = find_tower(config.model, named=named)
+    check_tower_options(make, "model.options", config.options)
+    model = make(inputs, **config.options)
+    for method in ("users", "items"):
+        if not callable(getattr(model, method, None)):
+            raise ValueError(
+                f"{config.model} needs a method {method}: see `crossbatch.training.step` for what "
+                "a two-tower model has"
+            )
+    return model
+
+
+def _check_tower_options(config: ModelConfig, *, named: bool) -> None:
+    if not config.item_tower:
+        check_options(ItemTower, "model.item", config.item)
+    else:
+        make: Any = item_tower_class(config.item_tower, named=named)
+        check_tower_options(make, "model.item", config.item)
+    if config.name in MODELS:  # otherwise `build_model` names the nearest one
+        check_options(MODELS[config.name], "model", config.tower)
+    elif is_path(config.name):
+        check_tower_options(find_tower(config.name, named=named), "model.tower", config.tower)
 
 
 def _own_temperature(recipe: Recipe) -> dict[str, Any]:
@@ -124,7 +195,7 @@ def build_sampler(recipe: Recipe, dataset: Dataset) -> NegativeSampler:
     train = recipe.train
     estimates = {
         "sampler_law": lambda: torch.from_numpy(
-            np.array(dataset.sampling_law(train.min_history, train.sample_by))
+            np.array(dataset.sampling_law(train.min_history, train.sample_by, train.newest_days))
         ),
         "frequency": lambda: torch.from_numpy(np.array(dataset.item_counts)),
         "none": lambda: no_correction(dataset.num_items),
@@ -135,7 +206,8 @@ def build_sampler(recipe: Recipe, dataset: Dataset) -> NegativeSampler:
 
 def draw_batches(train: TrainConfig, dataset: Dataset, **options: Any) -> Iterator[Batch]:
     """Training batches as `[train]` says, unless `options` of `Dataset.batches` say otherwise."""
-    names = ("batch_size", "seed", "history_length", "min_history", "sample_by")
+    drawn = ("min_history", "sample_by", "newest_days")
+    names = ("batch_size", "seed", "history_length", "histories", *drawn)
     return dataset.batches(**({name: getattr(train, name) for name in names} | options))
 
 
@@ -152,6 +224,16 @@ def build_trainer(
     train = recipe.train
     if ranks is not None:
         ranks.check_batch(train.batch_size)
+        if recipe.sampler.get("item_gradient") == "deferred":
+            raise ConfigError(
+                'sampler.item_gradient is "deferred", which several processes cannot share yet: '
+                'set it to "balanced", or train in one process'
+            )
+        if dataset.shown is not None and recipe.loss.impressions:
+            raise ConfigError(
+                "loss.impressions is true, which several processes cannot share yet: set it to "
+                "false, or train in one process"
+            )
     device = pick_device(train.device)
     torch.manual_seed(train.seed)
     towers: Any = (build_towers(recipe, dataset, ranks) if model is None else model).to(device)
@@ -162,17 +244,23 @@ def build_trainer(
     log_temperature = torch.tensor(math.log(temperature), device=device)
     if recipe.loss.learn_temperature and not divides:
         log_temperature = torch.nn.Parameter(log_temperature)
-    optimizer = Adam(
-        towers,
-        lr=train.lr,
-        schedule=train.schedule,
-        total_steps=max(1, train.max_steps // train.accumulate),
-        semantics=train.adam,
-        weight_decay=train.weight_decay,
-        extra=[log_temperature] if isinstance(log_temperature, torch.nn.Parameter) else [],
-        tables="adam" if train.tables == "adam" else "adagrad",
-        table_lr=train.table_lr,
-    )
+    try:
+        optimizer = Adam(
+            towers,
+            lr=train.lr,
+            schedule=train.schedule,
+            total_steps=max(1, train.max_steps // train.accumulate),
+            semantics=train.adam,
+            weight_decay=train.weight_decay,
+            extra=[log_temperature] if isinstance(log_temperature, torch.nn.Parameter) else [],
+            tables="adam" if train.tables == "adam" else "adagrad",
+            table_lr=train.table_lr,
+            lr_of=train.lr_of,
+            warmup_steps=math.ceil(train.warmup_steps / train.accumulate),
+            clip_norm=train.clip_norm,
+        )
+    except ValueError as error:
+        raise ConfigError(f"train.{error}") from None
     kind = Trainer if ranks is None else partial(RankTrainer, ranks=ranks, seed=train.seed)
     return kind(
         towers,
@@ -182,11 +270,21 @@ def build_trainer(
         mask=recipe.loss.mask,
         mask_history=recipe.loss.mask_history,
         mask_later=recipe.loss.mask_later,
+        targets=_drawn_items(recipe, dataset, device),
         l2=recipe.loss.l2,
         accumulate=train.accumulate,
         autocast=torch.bfloat16 if train.precision == "bfloat16" else None,
         chunk_size=recipe.loss.chunk_size or None,
     )
+
+
+def _drawn_items(recipe: Recipe, dataset: Dataset, device: torch.device) -> torch.Tensor | None:
+    """Which items the sampler may draw `[num_items + 1]`; None without impressions."""
+    if dataset.shown is None or not recipe.loss.impressions:
+        return None
+    train = recipe.train
+    law = dataset.sampling_law(train.min_history, train.sample_by, train.newest_days)
+    return torch.from_numpy(law > 0).to(device)
 
 
 def _sharded_table(recipe: Recipe, num_items: int) -> ShardedTable | None:

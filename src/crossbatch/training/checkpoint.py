@@ -34,7 +34,7 @@ from crossbatch.training.distributed.table_files import (
 from crossbatch.training.tensor_files import save_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 NO_TABLES: dict[str, ShardedTable] = {}
 FORMAT = 2
 UNSEALED_FORMAT = 1  # of earlier releases: only the tensors had a checksum
+MODEL = ("model.", "loss.")  # what the names of a model's tensors begin with
+MOST_LOG_TEMPERATURE = 80.0  # e⁸⁰ is the largest number of float32, nearly
 TENSORS, DOCUMENT = "tensors.safetensors", "checkpoint.json"
 
 
@@ -151,13 +153,20 @@ def trainer_state(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def load_model_state(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
-    """Restore what `model_state` returned."""
+    """Restore what `model_state` returned.
+
+    Raises:
+        DataError: If the tensors are not of such a model.
+    """
     try:
+        check_kinds(tensors, model_state(trainer), MODEL)
         cast("Module", trainer.model).load_state_dict(below(tensors, "model."))
-    except RuntimeError as error:
+        with torch.no_grad():
+            trainer.log_temperature.copy_(tensors["loss.log_temperature"])
+    except KeyError as error:
+        raise DataError(f"the checkpoint holds another model, without {error}") from None
+    except (RuntimeError, ValueError) as error:
         raise DataError(f"the checkpoint holds another model: {error}") from None
-    with torch.no_grad():
-        trainer.log_temperature.copy_(tensors["loss.log_temperature"])
 
 
 def load_trainer_state(trainer: Trainer, tensors: dict[str, Tensor], step: int) -> None:
@@ -166,6 +175,7 @@ def load_trainer_state(trainer: Trainer, tensors: dict[str, Tensor], step: int) 
     Raises:
         DataError, KeyError, RuntimeError, ValueError: If the tensors are not of such a trainer.
     """
+    check_kinds(tensors, trainer_state(trainer), ("optimizer.",))  # samplers check theirs
     _check_ranges(trainer, tensors, step)
     load_model_state(trainer, tensors)
     trainer.sampler.load_state_dict(below(tensors, "sampler."))
@@ -175,6 +185,33 @@ def load_trainer_state(trainer: Trainer, tensors: dict[str, Tensor], step: int) 
         torch.cuda.set_rng_state(tensors["rng.cuda"])
 
 
+def check_kinds(
+    tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], parts: tuple[str, ...]
+) -> None:
+    """Raise `ValueError` for tensors of another shape or kind, and numbers that are not finite.
+
+    Those of `tensors` are compared that are in `own` too and whose names begin with one of `parts`.
+    """
+    for name, wanted in own.items():
+        value = tensors.get(name)
+        if value is None or not name.startswith(parts):
+            continue
+        if value.shape != wanted.shape or _kind(value) != _kind(wanted):
+            raise ValueError(
+                f"{name} is {value.dtype} {list(value.shape)}, not {wanted.dtype} "
+                f"{list(wanted.shape)}"
+            )
+        stored = value.to(wanted.dtype)  # which may not hold it
+        if not torch.isfinite(stored).all() and torch.isfinite(wanted).all():
+            raise ValueError(f"{name} holds numbers that are not finite")
+        if name.endswith("log_temperature") and stored.abs().max() > MOST_LOG_TEMPERATURE:
+            raise ValueError(f"{name} is {float(stored.max()):g}, which is no temperature")
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype == torch.bool
+
+
 def _check_ranges(trainer: Trainer, tensors: dict[str, Tensor], step: int) -> None:
     """Raise `ValueError` for counters and ids that training cannot have.
 
@@ -182,9 +219,12 @@ def _check_ranges(trainer: Trainer, tensors: dict[str, Tensor], step: int) -> No
     """
     largest = {"steps": step, "touched": step, "bank.item_ids": trainer.sampler.num_items}
     for name, value in tensors.items():
+        if not name.startswith(("optimizer.", "sampler.")):
+            continue
+        counted = name.rstrip(".0123456789")  # those of single weights are numbered
         for ending, most in largest.items():
-            known = name.endswith(ending) and name.startswith(("optimizer.", "sampler."))
-            if known and value.numel() and not 0 <= int(value.min()) <= int(value.max()) <= most:
+            fits = not value.numel() or 0 <= value.min() <= value.max() <= most  # NaN does not
+            if counted.endswith(ending) and not fits:
                 raise ValueError(f"{name} is not between 0 and {most}")
 
 

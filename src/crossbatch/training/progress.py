@@ -17,6 +17,9 @@ class Progress:
     def step(self, step: int, loss: Tensor) -> None:
         """A step is done."""
 
+    def items(self, done: int, total: int) -> None:
+        """An evaluation has encoded so many items of the catalogue."""
+
     def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
         """A journal line was written."""
 
@@ -31,20 +34,21 @@ class Terminal(Progress):
     """One live line: step, loss, validation metric, negatives per second, longest time left."""
 
     def __init__(self, metric: str) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
+
+        from crossbatch.printing import console
 
         self.metric = metric
         self._bar = Bar(
             TextColumn("[bold]step {task.completed:,}[/]"),
             BarColumn(bar_width=10),
-            TextColumn("{task.fields[status]}"),
+            TextColumn("{task.fields[status]}", markup=False),
             TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
+            console=console(stderr=True),
             refresh_per_second=4,
         )
-        self._parts = {"loss": "", "metric": "", "rate": ""}
+        self._parts = {"loss": "", "metric": "", "rate": "", "items": ""}
         self._task: Any = None
         self._best = float("-inf")
 
@@ -57,6 +61,11 @@ class Terminal(Progress):
         """Move the bar."""
         self._bar.update(self._task, completed=step)
 
+    def items(self, done: int, total: int) -> None:
+        """Show how many items an evaluation has encoded, where it takes several steps."""
+        self._parts["items"] = f"encoding items {done:,}/{total:,}" if done < total else ""
+        self._show()
+
     def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
         """Show the numbers of a journal line."""
         if event == "train":
@@ -68,6 +77,9 @@ class Terminal(Progress):
             self._parts["metric"] = f"{self.metric} {value:.3f} (best {self._best:.3f})"
         elif event == "warning":
             self.say(f"step {step}: {fields['message']}")
+        self._show()
+
+    def _show(self) -> None:
         status = "  ".join(part for part in self._parts.values() if part)
         if self._task is not None:
             self._bar.update(self._task, status=status or "starting")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -27,7 +27,7 @@ from crossbatch.training.journal import Journal, without_nan
 from crossbatch.training.loop import EarlyStopping, interrupt_flag, train_loop
 from crossbatch.training.monitor import Monitor
 from crossbatch.training.progress import Progress
-from crossbatch.training.run_folder import OWN_MODEL, RACE, flat
+from crossbatch.training.run_folder import OWN_MODEL, RACE, START, flat
 from crossbatch.training.threads import measured_threads, using
 
 if TYPE_CHECKING:
@@ -36,12 +36,14 @@ if TYPE_CHECKING:
 
     from crossbatch.config import Recipe
     from crossbatch.data import Batch, Dataset
+    from crossbatch.models import TwoTower
     from crossbatch.training.auto_model import ModelChoice
     from crossbatch.training.auto_sampler import SamplerChoice
     from crossbatch.training.distributed.ranks import Ranks
     from crossbatch.training.run_folder import RunFolder
     from crossbatch.training.step import StepRecord, Trainer
     from crossbatch.training.trackers import Tracker
+    from crossbatch.training.warm_start import WarmStart
 
 
 class Metrics(Protocol):
@@ -99,16 +101,19 @@ class Plan:
     test: bool = True
     ranks: Ranks | None = None
     race: ModelChoice | None = None  # what an "auto" model stands for; the recipe has it
+    start: WarmStart | None = None  # the earlier model to start from; the recipe fits it
 
     @property
     def own_model(self) -> str | None:
-        """Class name of the caller's own towers."""
-        return None if self.model is None else type(self.model).__name__
+        """Class name of the caller's own towers, where the recipe has no import path of them."""
+        rebuilt = self.model is None or self.recipe.model.model
+        return None if rebuilt else type(self.model).__name__
 
     def config(self, choice: SamplerChoice | None = None) -> dict[str, Any]:
         """The content of `config.json`."""
         chosen = {"advice": sealed(asdict(choice))} if choice else {}
         chosen |= {RACE: sealed(asdict(self.race))} if self.race else {}
+        chosen |= {START: sealed(self.start.record())} if self.start else {}
         about = {
             "dataset": {
                 "path": str(self.dataset.path.resolve()),
@@ -180,6 +185,13 @@ def _restored(
         recipe = resolve(choice.applied_to(recipe), plan.dataset)
     trainer = build_trainer(recipe, plan.dataset, plan.model, plan.ranks)
     saved = folder.load_checkpoint(trainer, stopping, plan.progress.say) or {}
+    if plan.start and not saved:  # a checkpoint has weights of its own
+        plan.progress.say(plan.start.load_into(cast("TwoTower", trainer.model), plan.dataset))
+    if saved and saved.get(START) != (plan.start.checksum if plan.start else None):
+        raise DataError(
+            f"{folder.path / 'config.json'} is missing or was changed: its run began from other "
+            "weights; restore it, or start anew elsewhere"
+        )
     if choice and saved.get("sampler") not in (None, choice.sampler):
         raise DataError(
             f"{folder.path / 'config.json'} is missing or was changed: its run chose other "
@@ -224,6 +236,8 @@ def _shared_facts(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     config = plan.config()
     facts = flat({key: value for key, value in config.items() if key != "environment"})
     del facts["dataset.path"]
+    facts.pop(f"{START}.path", None)
+    facts.pop(f"{START}.seal", None)  # which covers the path
     return facts | {
         "the newest checkpoint in the run folder": folder.newest_checkpoint(),
         "the result in the run folder": folder.result(),
@@ -342,7 +356,8 @@ class Session:
             about["unseen"] = measured.unseen.means()
         self.journal.write("eval", self.trainer.step, **about)
         if best:
-            self.folder.save_best(self.trainer, dict(metrics))
+            own_code = bool(self.plan.recipe.model.own_code)
+            self.folder.save_best(self.trainer, dict(metrics), own_code=own_code)
         self.save()
         self.monitor.resume()
 
@@ -356,6 +371,7 @@ class Session:
             "eval_threads": self.eval_threads,
             "sampler": self.choice.sampler if self.choice else None,
             "model": self.plan.race.settings if self.plan.race else None,
+            START: self.plan.start.checksum if self.plan.start else None,
         } | self.monitor.state()
         keep = self.plan.recipe.train.keep_checkpoints
         self.folder.save_checkpoint(self.trainer, self.stopping, document, keep)
@@ -388,6 +404,8 @@ class Session:
         if plan.race:
             result[RACE] = asdict(plan.race)
             plan.progress.say(str(plan.race))
+        if plan.start:
+            result[START] = plan.start.record()
         if plan.test:
             result |= plan.evaluator.test(trainer.model, folder.path if folder.writes else None)
         # A table that is spread over ranks cannot be read by the first alone.

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from crossbatch.config import Recipe, filled
 from crossbatch.data import open_dataset
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import (
     CHECKSUMS,
+    check_regular,
     document_bytes,
     file_checksum,
     read_document,
@@ -30,6 +33,7 @@ from crossbatch.negatives import SAMPLERS
 from crossbatch.training import checkpoint
 from crossbatch.training.build import build_towers
 from crossbatch.training.distributed.table_files import load_tables
+from crossbatch.training.sample_vectors import are_same, sample_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
 # Files that a finished run lists in `checksums.json`; the best model has checksums of its own.
 CHECKED_FILES = ("config.json", "journal.jsonl", "examples.json", "per_user/*.npy")
 LOCK = ".lock"  # of the process that writes a folder; stays when it has ended
-OWN_MODEL, RACE = "own_model", "race"  # keys of `config.json`
+OWN_MODEL, RACE, START = "own_model", "race", "start"  # keys of `config.json`
 # Keys that may differ between the sessions of one run: they do not change what is learned.
 RESUMABLE_CHANGES = frozenset(
     {
@@ -87,6 +91,7 @@ class RunFolder:
             )
         try:
             path.mkdir(parents=True, exist_ok=True)
+            check_regular(*path.rglob("*"))
             self._lock = (path / LOCK).open("w")
         except OSError as error:
             raise ConfigError(f"run folder {path} cannot be written: {error.strerror}") from None
@@ -218,18 +223,25 @@ class RunFolder:
             saved = document["stopping"]
             stopping.best = float("-inf") if saved["best"] is None else saved["best"]
             stopping.best_step, stopping.misses = saved["best_step"], saved["misses"]
-        except (KeyError, TypeError, RuntimeError, ValueError) as error:
+        except (ArithmeticError, KeyError, TypeError, RuntimeError, ValueError) as error:
             raise DataError(
                 f"the checkpoint of step {document.get('step')} in {self.path} does not fit the "
                 f"recipe: {error}"
             ) from error
         return document
 
-    def save_best(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        """Save the model alone, with the metrics that made it the best."""
+    def save_best(
+        self, trainer: Trainer, metrics: dict[str, float], *, own_code: bool = False
+    ) -> None:
+        """Save the model alone, with the metrics that made it the best.
+
+        Of towers of the caller's `own_code` a few vectors are kept, to know them again.
+        """
         tensors = checkpoint.model_state(trainer) if self.writes else {}
-        document = {"step": trainer.step, "metrics": metrics}
         tables = trainer.optimizer.sharded
+        if self.writes and own_code:
+            tensors |= sample_vectors(trainer.model, trainer.sampler.num_items)
+        document = {"step": trainer.step, "metrics": metrics}
         checkpoint.save(self.best, tensors, document, tables, writes=self.writes)
 
     def load_best(self, trainer: Trainer) -> None:
@@ -251,6 +263,7 @@ class RunFolder:
 # What a checkpoint's document counts; earlier releases lack some.
 COUNTS = ("step", "journal", "threads", "eval_threads", "columns")
 MOST_STEPS = 1 << 62
+MOST_THREADS = 4096
 SECONDS = ("seconds", "cpu_seconds", "eval_seconds", "reported")
 
 
@@ -267,12 +280,18 @@ def check_numbers(document: dict[str, Any]) -> None:
             raise ValueError(f"{key} is {value!r}, not a count")
     numbers = [(key, document.get(key, 0.0)) for key in SECONDS]
     numbers += [("losses", loss) for loss in document.get("losses", [])]
+    share = document.get("share_before_bank")
+    numbers += [("share_before_bank", 0.0 if share is None else share)]
     numbers += [("best", 0.0 if stopping["best"] is None else stopping["best"])]
     for key, value in numbers:
         if type(value) not in (int, float):
             raise ValueError(f"{key} is {value!r}, not a number")
-    if not isinstance(document.get("warned", []), list):
-        raise ValueError(f"warned is {document['warned']!r}, not a list")
+    for key in ("threads", "eval_threads"):
+        if document.get(key, 0) > MOST_THREADS:
+            raise ValueError(f"{key} is {document[key]}, more than a machine has")
+    warned = document.get("warned", [])
+    if not isinstance(warned, list) or not all(isinstance(name, str) for name in warned):
+        raise ValueError(f"warned is {warned!r}, not a list of names")
 
 
 def in_use(path: Path) -> bool:
@@ -344,9 +363,10 @@ class SavedRun:
     dataset: Dataset
     towers: TwoTower
     best_step: int
+    log_temperature: float  # of the loss, as learned
 
 
-def open_run(path: Path, *, data: Path | None = None) -> SavedRun:
+def open_run(path: Path | str, *, data: Path | str | None = None) -> SavedRun:
     """Load the best model of a run folder, in evaluation mode.
 
     Args:
@@ -357,33 +377,50 @@ def open_run(path: Path, *, data: Path | None = None) -> SavedRun:
         DataError: If the folder holds no trained model or one of the caller's own class, or the
             dataset is another one.
     """
+    path = Path(path)
     recipe, dataset = _recipe_and_dataset(path, data)
     if not (path / "best").is_dir():
         raise DataError(f"{path} has no best model yet; train until its first evaluation")
     tensors, document = checkpoint.load(path / "best")
-    towers = build_towers(recipe, dataset)
     try:
+        towers = build_towers(recipe, dataset, named=False)
+    except ConfigError as error:
+        raise DataError(f"the towers of {path} cannot be built: {error}") from None
+    try:
+        own = {f"model.{name}": value for name, value in towers.state_dict().items()}
+        own["loss.log_temperature"] = torch.zeros(())
+        checkpoint.check_kinds(tensors, own, checkpoint.MODEL)
         towers.load_state_dict(checkpoint.below(tensors, "model."))
         step = int(document["step"])
+        log_temperature = float(tensors["loss.log_temperature"])
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise DataError(f"{path}/best does not fit the run's recipe: {error}") from None
-    return SavedRun(recipe, dataset, towers.eval(), step)
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise DataError(f"{path}/best does not fit the run's recipe: {reason}") from None
+    if recipe.model.own_code and not are_same(towers.eval(), tensors, dataset.num_items):
+        raise DataError(
+            f"the towers of {path}, {recipe.model.own_code}, give other vectors than they gave in "
+            "training: their code has changed since; restore it, or train again"
+        )
+    return SavedRun(recipe, dataset, towers.eval(), step, log_temperature)
 
 
-def _recipe_and_dataset(path: Path, data: Path | None) -> tuple[Recipe, Dataset]:
+def _recipe_and_dataset(path: Path, data: Path | str | None) -> tuple[Recipe, Dataset]:
     verify_checksums(path)
     config = read_document(path / "config.json", f"{path} is no run folder, or a damaged one")
     own = own_model(path, config)
     if own is not None:
         raise DataError(
-            f"{path} was trained with a model of the caller's own, of class {own}, which no recipe "
-            "can name: evaluate it in Python, by crossbatch.evaluation.evaluate on that model"
+            f"{path} was trained with a model of the caller's own, of class {own}, whose options "
+            "are not known, so that it cannot be built again: name its import path as model.model "
+            "in a recipe, or pass the class itself to fit"
         )
     try:
         recipe = Recipe.from_dict({k: config[k] for k in ("model", "sampler", "loss", "train")})
         place, checksum = Path(config["dataset"]["path"]), config["dataset"]["checksum"]
     except (KeyError, TypeError) as error:
         raise DataError(f"{path}/config.json is not that of a run: it lacks {error}") from None
+    if data is None and not place.exists() and (path.parent / place.name).is_dir():
+        place = path.parent / place.name  # run and dataset were moved together
     dataset = open_dataset(data or place)
     if dataset.manifest["checksum"] != checksum:
         raise DataError(f"{dataset.path} is not the dataset that {path} was trained on")

@@ -22,6 +22,7 @@ from crossbatch.negatives import (
     known_positives_mask,
     sampled_softmax_loss,
 )
+from crossbatch.queries import feature_rows
 
 if TYPE_CHECKING:
     from crossbatch.training.optimizers import Adam
@@ -83,6 +84,8 @@ class Trainer:
         mask: As in `sampled_softmax_loss`.
         mask_history: Whether a row's history items are no negatives of it.
         mask_later: Whether items that come later in a row's sequence are no negatives of it.
+        targets: `[num_items + 1]` bool, which items the sampler may draw, where items that were
+            shown with a row's positive are negatives of that row; None where they are not.
         l2: Weight of the mean squared length of user and item vectors.
         accumulate: Batches per optimiser step.
         autocast: `torch.bfloat16` for mixed precision, or None.
@@ -97,6 +100,7 @@ class Trainer:
     mask: str = "both"
     mask_history: bool = False
     mask_later: bool = False
+    targets: Tensor | None = None
     l2: float = 0.0
     accumulate: int = 1
     autocast: torch.dtype | None = None
@@ -118,7 +122,7 @@ class Trainer:
         """User vectors `[B, d]`, positives, negatives, and the loss of a batch."""
         ids = batch.item_ids
         with self._precision(ids.device):
-            u, v = self.model(batch.history, ids, batch.user_ids)  # f_u(U), g_v(I): [B, d]
+            u, v = self.model(batch.history, ids, *feature_rows(self.model, batch))  # f_u, g_v
             positives = Candidates(v, ids, self.sampler.log_q(ids))
             negatives = self.sampler.draw(u, positives, self.model.items)  # M ∪ B for CBNS
         return u, positives, negatives, self.loss(u, positives, negatives, batch)
@@ -131,15 +135,44 @@ class Trainer:
         batch: TrainingBatch,
     ) -> Tensor:
         """Mean loss of rows u `[B, d]` and their own positives."""
+        exclude, shown = self.exclude(batch, negatives), getattr(batch, "shown", None)
+        if self.targets is not None and shown is not None and len(shown[0]):
+            columns, others = self.shown(shown, batch.item_ids, len(negatives))
+            if exclude is None:
+                exclude = others.new_zeros(len(others), len(negatives))
+            exclude, negatives = torch.cat([exclude, others], dim=1), negatives + columns
         return sampled_softmax_loss(  # Eqs. 2, 4, 9
             u,
             positives,
             negatives,
             temperature=self.temperature,
             mask=self.mask,
-            exclude=self.exclude(batch, negatives),
+            exclude=exclude,
             chunk_size=self.chunk_size,
         )
+
+    def shown(
+        self, shown: tuple[Tensor, Tensor], positives: Tensor, num_negatives: int
+    ) -> tuple[Candidates, Tensor]:
+        """Columns of the items that were shown, and `[B, S]` the rows that each is no negative of.
+
+        Among N columns that are drawn by q, an item that is shown for certain is expected N q + 1
+        times: its column has the correction log(q + 1/N), which is finite for any item.
+
+        Args:
+            shown: Items shown with the rows' positives, end to end, and their batch offsets.
+            positives: `[B]` ids.
+            num_negatives: N, of the other columns.
+        """
+        assert self.targets is not None
+        ids = shown[0].unique()
+        drawn = self.targets[ids]
+        log_q = torch.full(ids.shape, -math.inf, device=ids.device)
+        log_q[drawn] = self.sampler.log_q(ids[drawn])
+        log_q = torch.logaddexp(log_q, torch.tensor(-math.log(max(num_negatives, 1))))
+        own = known_positives_mask(shown[0], ids, shown[1])
+        others = ~own | (ids == positives.unsqueeze(1))
+        return Candidates(self.model.items(ids), ids, log_q), others
 
     def exclude(self, batch: TrainingBatch, negatives: Candidates) -> Tensor | None:
         """`[B, N]` which columns are other items that the row's user liked; None for no mask."""

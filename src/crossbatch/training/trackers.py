@@ -1,4 +1,4 @@
-"""Journal lines to TensorBoard or MLflow, each an extra of its own behind one flag."""
+"""Journal lines to TensorBoard, MLflow or Weights & Biases, each behind one flag."""
 
 from __future__ import annotations
 
@@ -92,7 +92,60 @@ class MLflow:
         write_file(remembered, f"{started.info.run_id}\n".encode())  # once the run is complete
 
 
-TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+class WandB:
+    """A run of Weights & Biases; a resumed training continues it.
+
+    Project, account and mode are those of wandb's own variables: WANDB_PROJECT, WANDB_API_KEY,
+    WANDB_MODE=offline to keep it in RUN/wandb for `wandb sync`.
+    """
+
+    def __init__(self, run: Path) -> None:
+        import wandb  # type: ignore[import-not-found,unused-ignore]
+
+        self._wandb: Any = wandb
+        self._folder, self._run = run, None
+
+    def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
+        """Log the line's numbers, and the recipe once."""
+        numbers = scalars(event, fields)
+        try:
+            run = self._run or self._start()
+            if numbers:
+                # steps as a number of its own: wandb refuses those that a resume repeats
+                run.log(numbers | {"step": step})
+        except self._wandb.errors.Error as error:
+            raise ConfigError(
+                f"--track wandb: {str(error).splitlines()[0]}; log in with `wandb login`, set "
+                "WANDB_MODE=offline, or leave --track out"
+            ) from None
+
+    def close(self) -> None:
+        """End the run and wait until it is written."""
+        if self._run is not None:
+            self._run.finish()
+
+    def _start(self) -> Any:
+        remembered = self._folder / "wandb_run_id.txt"
+        config = json.loads((self._folder / "config.json").read_text())
+        known = remembered.read_text().strip() if remembered.is_file() else None
+        self._run = run = self._wandb.init(
+            id=known,
+            resume="allow" if known else None,
+            name=self._folder.name,
+            dir=str(self._folder.absolute()),
+            config=flat(config),
+        )
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")
+        write_file(remembered, f"{run.id}\n".encode())
+        return run
+
+
+TRACKERS: dict[str, Callable[[Path], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WandB,
+}
 
 
 def open_trackers(names: list[str], run: Path) -> tuple[Tracker, ...]:
@@ -104,7 +157,7 @@ def open_trackers(names: list[str], run: Path) -> tuple[Tracker, ...]:
         try:
             trackers.append(TRACKERS[name](run))
         except ImportError:
-            raise ConfigError(f"--track {name} needs an extra; install crossbatch[track]") from None
+            raise ConfigError(f"--track {name} needs: pip install 'crossbatch[{name}]'") from None
     return tuple(trackers)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.config import read_toml
@@ -20,7 +21,6 @@ from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     import optuna
 
@@ -109,9 +109,9 @@ class Space:
         return {key: [type(each).__name__, repr(each)] for key, each in self.keys.items()}
 
 
-def read_space(path: Path) -> Space:
+def read_space(path: Path | str) -> Space:
     """Read a TOML file whose values are lists of choices or tables `{ low, high, log }`."""
-    keys = _parse(read_toml(path, "space"), "")
+    keys = _parse(read_toml(Path(path), "space"), "")
     if not keys:
         raise ConfigError(f"space {path} is empty: name a key, such as lr below [train]")
     return Space(keys)

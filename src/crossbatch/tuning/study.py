@@ -1,6 +1,6 @@
 """`tune`: search by trials of a recipe, pruned by validation curves and resumable.
 
-    study = tune(open_dataset("shop"), Recipe.load(Path("recipes/demo.toml")), "study", trials=30)
+    study = tune(open_dataset("shop"), Recipe.load("demo"), "study", trials=30)
 
 Each trial is an ordinary run below `STUDY/trials`, with its journal; test users are never
 evaluated. Optuna keeps the study in `STUDY/study.db`. The same call resumes a study: a killed trial
@@ -21,6 +21,7 @@ import tomli_w
 from optuna.trial import TrialState
 from sqlalchemy import URL
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import write_file
@@ -113,9 +114,11 @@ def _open_study(dataset: Dataset, recipe: Recipe, space: Space, out: Path) -> op
     resolved = resolve(recipe, dataset)
     warmup = int(resolved.sampler.get("warmup_steps", 0))
     address = URL.create("sqlite", database=str((out / DATABASE).absolute())).render_as_string()
+    # Without a pool every connection is closed after use, and none is left open at the end.
+    storage = optuna.storages.RDBStorage(address, engine_kwargs={"poolclass": NullPool})
     study = optuna.create_study(
         study_name="crossbatch",
-        storage=address,
+        storage=storage,
         direction="maximize",
         load_if_exists=True,
         # Metrics before the bank is used say little about later ones.

@@ -1,6 +1,7 @@
 """A run whose id table is spread over ranks: `python sharded.py DATASET RUN STEPS` takes steps."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -74,3 +75,5 @@ if __name__ == "__main__":
         place.save_checkpoint(trained, EarlyStopping(1), {}, keep=9)
         if place.writes:
             (run / f"{group.size}.json").write_text(json.dumps(found))
+    # All is saved. TorchRec's threads now and then abort the end of the interpreter.
+    os._exit(0)

@@ -16,6 +16,7 @@ import torch
 
 from crossbatch.data import Batch
 from crossbatch.negatives import Candidates, Queries
+from crossbatch.queries import feature_rows
 from crossbatch.training.distributed.ranks import Ranks
 from crossbatch.training.distributed.reads import share_reads
 from crossbatch.training.step import Trainer, squared_length
@@ -57,7 +58,8 @@ class RankTrainer(Trainer):
         self._fetch(torch.cat([mine.history.flatten(), mine.item_ids]))
         with self._precision(ids.device):
             with self.ranks.own_noise(total, seed, ids.device):
-                u, v = self.model(mine.history, mine.item_ids, mine.user_ids)  # [b, d]
+                rows = feature_rows(self.model, mine)
+                u, v = self.model(mine.history, mine.item_ids, *rows)  # [b, d]
             log_q = self.sampler.log_q(ids)
             # The backward pass adds these up over the ranks, which 16 bits are too few for.
             v = v.to(torch.promote_types(v.dtype, torch.float32))
@@ -120,7 +122,9 @@ class RankTrainer(Trainer):
         if later is not None:
             offsets = later[1][own.start : own.stop + 1]
             later = later[0][int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]
-        return Batch(batch.user_ids[own], batch.history[own], batch.item_ids[own], later)
+        events = getattr(batch, "event_ids", None)
+        events = None if events is None else events[own]
+        return Batch(batch.user_ids[own], batch.history[own], batch.item_ids[own], later, events)
 
 
 def share_gradients(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from crossbatch.kernels.row_updates import sum_gradients
 from crossbatch.models import EmbeddingTable
 from crossbatch.models.embedding import RowTable
 from crossbatch.training.optimizers.dense_adam import DenseAdam
@@ -16,7 +18,33 @@ from crossbatch.training.optimizers.row_optimizer import RowOptimizer, checked_s
 from crossbatch.training.optimizers.schedules import SCHEDULES, RateOfStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
+
+
+NO_RATES: Mapping[str, float] = MappingProxyType({})
+
+
+class _Parts:
+    """Which key of `lr_of` a parameter belongs to: the longest that begins its name, or ""."""
+
+    def __init__(self, model: nn.Module, lr_of: Mapping[str, float]) -> None:
+        self._keys = sorted(lr_of, key=len, reverse=True)
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        for key in self._keys:
+            if not any(self._begins(name, key) for name in trained):
+                modules = [name for name, _ in model.named_modules() if name.count(".") in (0, 1)]
+                known = ", ".join(name for name in modules if name)
+                raise ValueError(
+                    f"lr_of names {key!r}, but no weight that is trained begins so; parts are: "
+                    f"{known}"
+                )
+
+    @staticmethod
+    def _begins(name: str, key: str) -> bool:
+        return f"{name}.".startswith(f"{key}.")
+
+    def of(self, name: str) -> str:
+        return next((key for key in self._keys if self._begins(name, key)), "")
 
 
 class Adam:
@@ -32,6 +60,10 @@ class Adam:
         extra: Further parameters, such as a learned temperature, which never decay.
         tables: `"adam"`; or `"adagrad"`, row-wise, for the tables alone.
         table_lr: Base learning rate of Adagrad.
+        lr_of: Base learning rates of single parts by the beginning of their parameters' names,
+            such as `{"item_tower.encoder": 2e-5}`; of several that fit, the longest counts.
+        warmup_steps: Optimiser steps over which all rates rise linearly to those of the schedule.
+        clip_norm: Largest norm of the gradient of all weights together; 0 for any.
 
     Attributes:
         tables: The optimiser of the rows of each `EmbeddingTable`, by name.
@@ -50,17 +82,22 @@ class Adam:
         extra: Iterable[nn.Parameter] = (),
         tables: str = "adam",
         table_lr: float = 0.001,
+        lr_of: Mapping[str, float] = NO_RATES,
+        warmup_steps: int = 0,
+        clip_norm: float = 0.0,
     ) -> None:
         curve = SCHEDULES[schedule]
 
-        def rate(step: Tensor) -> Tensor:
-            return curve(lr, step, total_steps)
+        def rate(base: float) -> Callable[[Tensor], Tensor]:
+            def rates(step: Tensor) -> Tensor:
+                plain = curve(base, step, total_steps)
+                return plain * (step / warmup_steps).clamp(max=1.0) if warmup_steps else plain
 
-        def table_rate(step: Tensor) -> Tensor:
-            return curve(table_lr, step, total_steps)
+            return rates
 
-        self.rate_of, self.table_rate_of = RateOfStep(rate), RateOfStep(table_rate)
-        self.steps = 0
+        parts = _Parts(model, lr_of)
+        self.rate_of, self.table_rate_of = RateOfStep(rate(lr)), RateOfStep(rate(table_lr))
+        self.steps, self.clip_norm = 0, clip_norm
         self.sharded: dict[str, Any] = {
             name: part
             for name, part in model.named_modules()
@@ -71,26 +108,57 @@ class Adam:
             for name, module in model.named_modules()
             if isinstance(module, EmbeddingTable) and module.sparse
         }
-        optimizers: dict[str, Callable[[EmbeddingTable], RowOptimizer]] = {
-            "adam": lambda table: RowAdam(
-                table, rate, semantics=semantics, weight_decay=weight_decay
+        optimizers: dict[str, Callable[[EmbeddingTable, float | None], RowOptimizer]] = {
+            "adam": lambda table, own: RowAdam(
+                table, rate(own or lr), semantics=semantics, weight_decay=weight_decay
             ),
-            "adagrad": lambda table: RowAdagrad(table, table_rate),
+            "adagrad": lambda table, own: RowAdagrad(table, rate(own or table_lr)),
         }
-        self.tables = {name: optimizers[tables](table) for name, table in found.items()}
+        self.tables = {
+            name: optimizers[tables](table, lr_of.get(parts.of(f"{name}.weight")))
+            for name, table in found.items()
+        }
         by_rows = {id(table.weight) for table in found.values()}
-        decayed = [p for p in model.parameters() if id(p) not in by_rows]
-        self.dense = [DenseAdam(decayed, weight_decay=weight_decay), DenseAdam(extra)]
+        grouped: dict[str, list[nn.Parameter]] = {part: [] for part in ("", *lr_of)}
+        for name, parameter in model.named_parameters():
+            if id(parameter) not in by_rows:
+                grouped[parts.of(name)].append(parameter)
+        # The first two are of all runs; those of `lr_of` follow.
+        self.dense = [DenseAdam(grouped[""], weight_decay=weight_decay), DenseAdam(extra)]
+        self.dense += [DenseAdam(grouped[part], weight_decay=weight_decay) for part in lr_of]
+        base = self.rate_of
+        self._rates = [base, base, *(RateOfStep(rate(own)) for own in lr_of.values())]
 
     def step(self) -> float:
         """Update everything that has a gradient, clear the gradients, return the rate used."""
         self.steps += 1
-        lr = self.rate_of(self.steps)
-        for group in self.dense:
-            group.step(lr)
+        if self.clip_norm:
+            self._clip()
+        for group, rate_of in zip(self.dense, self._rates, strict=True):
+            group.step(rate_of(self.steps))
         for table in self.tables.values():
             table.step()
-        return lr
+        return self.rate_of(self.steps)
+
+    @torch.no_grad()
+    def _clip(self) -> None:
+        """Scale all gradients down if their norm over all weights exceeds `clip_norm`."""
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        leaves: dict[int, Tensor] = {}  # tables may have been read into one
+        squares = [gradient.float().square().sum() for gradient in gradients]
+        for table in self.tables.values():
+            reads = [read for read in table.reads if read.leaf.grad is not None]
+            if reads:
+                _, rows = sum_gradients(reads, table.table.padding_row)
+                squares.append(rows.float().square().sum())
+            leaves |= {id(read.leaf): read.leaf for read in reads}
+        if not squares:
+            return
+        norm = float(torch.stack([square.cpu() for square in squares]).sum().sqrt())
+        if norm > self.clip_norm:
+            gradients += [leaf.grad for leaf in leaves.values() if leaf.grad is not None]
+            for gradient in gradients:
+                gradient.mul_(self.clip_norm / norm)
 
     def before_backward(self) -> None:
         """Give the tables that learn in the backward pass the rate of the step to come."""

@@ -1,0 +1,376 @@
+"""Warm start: train on from the weights of an earlier model, on a dataset that has changed since.
+
+start = begin(Path("runs/monday"), folder, read_run)
+recipe = start.applied_to(recipe)
+start.load_into(towers, dataset)
+
+The id table is matched by item keys and feature tables by the values of their vocabularies, so that
+items and values may be new, gone or numbered anew. All other weights are copied. Optimiser and bank
+start empty, and q is that of the new dataset.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from crossbatch.config import Recipe, check_options, filled
+from crossbatch.data.dataset.features import read_encoders
+from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import SEAL, seal_is_broken
+from crossbatch.models import ITEM_TOWERS, MODELS, ItemTower, mean_id_vector
+from crossbatch.models.own_towers import is_path
+from crossbatch.training.run_folder import START, open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from crossbatch.config import ModelConfig
+    from crossbatch.data import Dataset
+    from crossbatch.data.dataset.encoders import Encoder
+    from crossbatch.models import TwoTower
+    from crossbatch.training.run_folder import RunFolder
+
+ID_TABLE = "item_tower.table.weight"
+LOG_TEMPERATURE = "user_tower.log_temperature"  # of towers that divide their queries themselves
+COMPARED = (
+    *(("model", key) for key in ("name", "item_tower", "model", "dim", "history", "normalize")),
+    ("model", "history_dropout"),
+    ("model", "item_features"),
+    ("model", "user_features"),
+    ("model", "context"),
+    ("train", "history_length"),
+)
+RACED = {"dim": "widths", "history_length": "history_lengths"}  # and the option that races it
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierModel:
+    """All of a trained model that a later one can start from.
+
+    Attributes:
+        config: Its `[model]`, feature names written out.
+        history_length: Its `train.history_length`.
+        temperature: Of its loss, as learned.
+        state: Weights of both towers, by their names in `TwoTower`.
+        item_keys: Keys of the rows of its id table, padding included.
+        item_counts: How often each of them was chosen, `[len(item_keys)]`.
+        item_encoders: Fitted encoders of its item features, by name.
+        user_encoders: Likewise of user features and context.
+    """
+
+    config: ModelConfig
+    history_length: int
+    temperature: float
+    state: Mapping[str, Tensor]
+    item_keys: Sequence[str]
+    item_counts: np.ndarray
+    item_encoders: Mapping[str, Encoder]
+    user_encoders: Mapping[str, Encoder]
+
+    def checksum(self) -> str:
+        """SHA-256 of the weights' names, shapes and bytes; a run and its bundle have the same."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.state.items()):
+            digest.update(f"{name} {list(value.shape)} {value.dtype}\n".encode())
+            digest.update(value.detach().cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """What a recipe that starts from this model must have."""
+        settings = {
+            "model": asdict(self.config),
+            "loss": {"temperature": self.temperature},
+            "train": {"history_length": self.history_length},
+        }
+        plain: dict[str, dict[str, Any]] = json.loads(json.dumps(settings))  # lists for tuples
+        return plain
+
+
+def read_run(path: Path) -> EarlierModel:
+    """The best model of a run folder; its dataset must still be there."""
+    saved = open_run(path)
+    recipe, dataset, state = saved.recipe, saved.dataset, saved.towers.state_dict()
+    model, temperature = recipe.model, recipe.loss.temperature
+    if recipe.loss.learn_temperature:
+        temperature = math.exp(state.get(LOG_TEMPERATURE, saved.log_temperature))
+    parts = (dataset.path / "features" / name for name in ("items", "users", "context"))
+    items, users, context = map(read_encoders, parts)
+    config = replace(
+        model,
+        item_features=_written_out(model.item_features, dataset.item_features),
+        user_features=_written_out(model.user_features, dataset.user_features),
+        context=_written_out(model.context, dataset.context_features),
+    )
+    return EarlierModel(
+        config,
+        recipe.train.history_length,
+        temperature,
+        state,
+        dataset.item_keys(range(dataset.num_items + 1)),
+        dataset.item_counts,
+        items,
+        users | context,
+    )
+
+
+def _written_out(names: tuple[str, ...], known: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(known) if names == ("*",) else names
+
+
+# --- which start a run has ---
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """The start of a run from an earlier model.
+
+    Attributes:
+        path: Where that model was.
+        checksum: Of its weights.
+        settings: What the run's recipe takes from it, by section.
+        read: Reads the model, which is large; done by the session that starts the run.
+    """
+
+    path: str
+    checksum: str
+    settings: dict[str, dict[str, Any]]
+    read: Callable[[], EarlierModel] = field(repr=False, compare=False)
+
+    def record(self) -> dict[str, Any]:
+        """What `config.json` and `result.json` keep."""
+        return {"path": self.path, "checksum": self.checksum, "settings": self.settings}
+
+    def applied_to(self, recipe: Recipe) -> Recipe:
+        """The recipe with the model, history length and temperature of the earlier one.
+
+        Raises:
+            ConfigError: If the recipe says something else about the model.
+        """
+        had = Recipe.from_dict(self.settings)
+        for key, asked, value in _differences(recipe, had):
+            raise ConfigError(
+                f"{key} is {asked!r}, but the model of {self.path} has {value!r}: leave the key "
+                "out, or leave --from out to train from the beginning"
+            )
+        loss = recipe.loss
+        if not recipe.says("loss", "temperature"):
+            loss = replace(loss, temperature=had.loss.temperature)
+        train = replace(recipe.train, history_length=had.train.history_length)
+        return replace(recipe, model=had.model, loss=loss, train=train)
+
+    def load_into(self, towers: TwoTower, dataset: Dataset) -> str:
+        """Give new towers over a dataset the weights of the earlier model; say what was matched."""
+        earlier = self.read()
+        if earlier.checksum() != self.checksum:
+            raise DataError(
+                f"{self.path} was changed since the run began from it: restore it, or start anew "
+                "with another --out"
+            )
+        rows = matching_rows(earlier.item_keys, dataset.item_keys(range(dataset.num_items + 1)))
+        known = int((rows[1:] >= 0).sum())
+        if not known:
+            raise DataError(
+                f"no item of {dataset.path} has a key that the model of {self.path} knows: "
+                "prepare both with the same column of item ids, or leave --from out"
+            )
+        state = dict(earlier.state)
+        if earlier.config.own_code and not torch.equal(rows, torch.arange(len(earlier.item_keys))):
+            raise DataError(
+                f"the model of {self.path} is {earlier.config.own_code}, whose rows cannot be "
+                f"matched with other items than it was trained on, as {dataset.path} has: leave "
+                "--from out"
+            )
+        try:
+            if ID_TABLE in state:
+                counts = torch.from_numpy(np.array(earlier.item_counts))
+                start = mean_id_vector(state[ID_TABLE], counts)
+                state[ID_TABLE] = moved_rows(state[ID_TABLE], rows, start)
+            content = getattr(getattr(towers, "item_tower", None), "content", None)
+            names = getattr(content, "names", ())  # a tower may read some by itself, or all
+            for name, matching in _matching_values(earlier, dataset, self.path, names):
+                start = state[name][1:].mean(0).nan_to_num()  # of no values
+                state[name] = moved_rows(state[name], matching, start)
+            if LOG_TEMPERATURE in state:  # the recipe has it
+                state[LOG_TEMPERATURE] = towers.state_dict()[LOG_TEMPERATURE]
+            towers.load_state_dict(state)
+        except (LookupError, RuntimeError) as error:
+            raise DataError(
+                f"the weights of {self.path} do not fit its settings ({error}): train that model "
+                "again, or leave --from out"
+            ) from None
+        new, gone = dataset.num_items - known, len(earlier.item_keys) - 1 - known
+        return (
+            f"training starts from {self.path}: {known:,} items are known to it, {new:,} are new, "
+            f"{gone:,} of its items are gone"
+        )
+
+
+def begin(
+    path: Path | None, folder: RunFolder, read: Callable[[Path], EarlierModel]
+) -> WarmStart | None:
+    """The start of a run from the model at `path`, or None; the same in all sessions of the run.
+
+    Raises:
+        ConfigError: If the run in the folder began from another model, or from none.
+        DataError: If the record of an earlier session was changed, or there is no model at `path`.
+    """
+    config = folder.config()
+    recorded = _recorded(folder.path, config)
+    if path is None:
+        if recorded:
+            raise ConfigError(
+                f"the run in {folder.path} began from {recorded['path']}: resume it with "
+                f"--from {recorded['path']}"
+            )
+        return None
+    if config and not recorded:
+        raise ConfigError(
+            f"the run in {folder.path} began without --from, got --from {path}: resume it without, "
+            "or choose another --out"
+        )
+    place = str(path.resolve())
+    continues = folder.newest_checkpoint() is not None or folder.result() is not None
+    if recorded and recorded["path"] == place and continues:  # its weights are not needed again
+        return WarmStart(**recorded, read=lambda: read(path))
+    earlier = read(path)
+    start = WarmStart(place, earlier.checksum(), earlier.settings(), lambda: earlier)
+    if recorded and recorded["checksum"] != start.checksum:
+        raise ConfigError(
+            f"--from {path} holds other weights than those that the run in {folder.path} began "
+            f"from, {recorded['path']}: resume with these"
+        )
+    return replace(start, path=recorded["path"]) if recorded else start
+
+
+def _recorded(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
+    """The start in `config.json` of a run folder, which carries a checksum of its own."""
+    if START not in config:
+        return None
+    record = config[START]
+    keys = {"path", "checksum", "settings", SEAL}
+    whole = isinstance(record, dict) and set(record) == keys and not seal_is_broken(record)
+    if not whole or not isinstance(record["settings"], dict):
+        raise DataError(
+            f"{folder / 'config.json'} was changed: which model the run began from is no longer "
+            "known; restore it, or start anew elsewhere"
+        )
+    return {key: value for key, value in record.items() if key != SEAL}
+
+
+# --- recipes ---
+
+
+def _differences(recipe: Recipe, had: Recipe) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each key that a recipe sets to something else than the earlier model has.
+
+    What `model.name = "auto"` leaves to a race agrees with any model.
+    """
+    auto = recipe.model.name == "auto"
+    raced = {key for key, option in RACED.items() if auto and recipe.model.tower.get(option)}
+    for section, key in COMPARED:
+        asked, value = (getattr(getattr(each, section), key) for each in (recipe, had))
+        left_open = key in raced or asked in ("auto", ("*",)) or not recipe.says(section, key)
+        if key.endswith("features"):
+            asked, value = sorted(asked), sorted(value)
+        if not left_open and asked != value:
+            yield f"{section}.{key}", asked, value
+    makers: dict[str, Any] = {"item": ITEM_TOWERS.get(had.model.item_tower, ItemTower)}
+    if not auto:
+        makers["tower"] = MODELS.get(had.model.name)
+    for part, make in makers.items():
+        asked, value = getattr(recipe.model, part), getattr(had.model, part)
+        if make is not None and not (part == "item" and is_path(had.model.item_tower)):
+            check_options(make, f"model.{part}", asked)
+            value = filled(make, value)
+        for key in asked:
+            if asked[key] != value.get(key):
+                yield f"model.{part}.{key}", asked[key], value.get(key)
+
+
+# --- rows of tables ---
+
+
+def matching_rows(old: Sequence[str], new: Sequence[str]) -> Tensor:
+    """For each row of a new table its row in the old one, −1 where there is none.
+
+    Row 0, for padding or what is unknown, is the same in both.
+
+    Args:
+        old: What each old row stands for; the first one does not matter.
+        new: Likewise of the new rows.
+
+    Returns:
+        `[len(new)]`, int64.
+    """
+    known = pl.DataFrame({"value": pl.Series(old[1:], dtype=pl.String)}).with_row_index("row", 1)
+    wanted = pl.DataFrame({"value": pl.Series(new[1:], dtype=pl.String)})
+    found = wanted.join(known, on="value", how="left", maintain_order="left")["row"]
+    rows = torch.zeros(len(new), dtype=torch.int64)
+    rows[1:] = torch.from_numpy(found.cast(pl.Int64).fill_null(-1).to_numpy().copy())
+    return rows
+
+
+def moved_rows(table: Tensor, rows: Tensor, start: Tensor) -> Tensor:
+    """Rows `[R]` of a table `[T, w]`, and `start` `[w]` where a row is −1.  `[R, w]`."""
+    moved = table.detach()[rows.clamp_min(0)]
+    moved[rows < 0] = start.detach()
+    return moved
+
+
+def _matching_values(
+    earlier: EarlierModel, dataset: Dataset, path: str, content: Sequence[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield each table of a feature's values: its name, and the old row of each new one `[R]`.
+
+    `content` are the item features that the item tower reads by a table or layer for each.
+    """
+    config = earlier.config
+    of_requests = (*config.user_features, *(name for name in config.context if name != "*"))
+    for kind, prefix, names, encoders in (
+        ("item", "item_tower.content", earlier.config.item_features, earlier.item_encoders),
+        ("user", "profile", of_requests, earlier.user_encoders),
+    ):
+        present = read_encoders(dataset.path / "features" / f"{kind}s")
+        if kind == "user":
+            present |= read_encoders(dataset.path / "features/context")
+        tables = content if kind == "item" else sorted(names)
+        for name in sorted(names):
+            if name not in present:
+                raise DataError(
+                    f"the model of {path} reads the {kind} feature {name!r}, but {dataset.path} "
+                    f"has {', '.join(present) or 'none'}: prepare the dataset with it, or leave "
+                    "--from out"
+                )
+            before, now = encoders[name], present[name]
+            if _layout(before) != _layout(now):
+                raise DataError(
+                    f"{kind} feature {name!r} is {_words(now)} in {dataset.path}, but "
+                    f"{_words(before)} in the model of {path}: prepare it as before, or leave "
+                    "--from out"
+                )
+            if name in tables and before.vocabulary is not None and now.vocabulary is not None:
+                rows = matching_rows(["", *before.vocabulary], ["", *now.vocabulary])
+                yield f"{prefix}.encoders.{tables.index(name)}.embedding.weight", rows
+
+
+def _layout(encoder: Encoder) -> tuple[str, Any]:
+    """What must be alike for weights to keep their meaning."""
+    return encoder.kind, [
+        encoder.settings.get(key) for key in ("buckets", "size", "model", "tokenizer")
+    ]
+
+
+def _words(encoder: Encoder) -> str:
+    settings = ", ".join(f"{key} = {value}" for key, value in encoder.settings.items())
+    return f"{encoder.kind} ({settings})" if settings else encoder.kind
