@@ -15,6 +15,9 @@ a, b, c, d, x, y = 1, 2, 3, 4, 5, 6
 ALL = (
     metrics.recall,
     metrics.hit_rate,
+    metrics.precision,
+    metrics.mrr,
+    metrics.average_precision,
     metrics.ndcg,
     metrics.ndcg_comirec,
     metrics.ndcg_comirec_master,
@@ -41,6 +44,16 @@ def literal(name, ranked, targets, k):
         return len(occurrences) / len(targets)
     if name == "hit_rate":
         return float(bool(occurrences))
+    if name == "precision":
+        return sum(item in targets for item in top) / k
+    if name == "mrr":
+        return next((1 / rank for rank, item in enumerate(top, 1) if item in targets), 0.0)
+    if name == "average_precision":
+        held_out, found = set(targets), 0.0
+        for rank, item in enumerate(top, 1):
+            if item in held_out:
+                found += len(held_out & set(top[:rank])) / rank
+        return found / min(len(held_out), k)
     if name == "ndcg":
         ideal = sum(gain(j) for j in range(min(len(set(targets)), k)))
         return sum(map(gain, distinct_ranks)) / ideal
@@ -54,6 +67,9 @@ def literal(name, ranked, targets, k):
     [
         (metrics.recall, 0.5),
         (metrics.hit_rate, 1.0),
+        (metrics.precision, 0.5),
+        (metrics.mrr, 0.5),
+        (metrics.average_precision, (1 / 2 + 2 / 4) / 4),
         (metrics.ndcg_comirec, 0.919721),
         (metrics.ndcg_comirec_master, 0.650921),
         (metrics.ndcg, 0.414430),
@@ -88,7 +104,7 @@ def test_perfect_list_scores_one_also_with_repeats_and_few_places():
 def test_user_without_targets_is_undefined(metric):
     values = metric(torch.tensor([[a, b], [a, b]]), [[], [a]], 2)
     assert math.isnan(values[0])
-    assert values[1] == 1.0
+    assert values[1] == (0.5 if metric is metrics.precision else 1.0)
 
 
 @pytest.mark.parametrize("metric", ALL)
@@ -166,4 +182,5 @@ def test_mistakes_are_named(call, message):
 
 
 def test_table_names_the_public_functions():
-    assert list(metrics.METRICS) == [metric.__name__ for metric in ALL]
+    names = [metric.__name__.replace("average_precision", "map") for metric in ALL]
+    assert list(metrics.METRICS) == names

@@ -37,7 +37,8 @@ try:
 except ConfigError as error:
     print(error)
 ours = {name for name in sys.modules if name.startswith("crossbatch.")}
-ALLOWED = tuple(f"crossbatch.{name}" for name in ("reports", "bootstrap", "errors", "files"))
+names = ("reports", "bootstrap", "errors", "files", "printing")
+ALLOWED = tuple(f"crossbatch.{name}" for name in names)
 foreign = sorted(n for n in ours if not n.startswith(ALLOWED))
 print(foreign)
 """

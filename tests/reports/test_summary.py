@@ -56,6 +56,16 @@ def test_caveats_tell_what_the_table_cannot(make_run: MakeRun) -> None:
     assert "2 data sets" in text
 
 
+@pytest.mark.parametrize(("schedule", "told"), [("constant", True), ("cosine", False)])
+def test_the_end_of_a_schedule_is_no_early_end(
+    make_run: MakeRun, schedule: str, told: bool
+) -> None:
+    config = run_config("mind", {"name": "in_batch"}, 0)
+    config["train"]["schedule"] = schedule
+    runs = read_runs([make_run("a", config=config, journal=toy_journal([0.1], stop="max_steps"))])
+    assert ("max_steps" in "\n".join(summary.caveats(compare(runs), runs))) is told
+
+
 @pytest.mark.parametrize(("warmup", "told"), [(200, True), (199, False), (0, False)])
 def test_a_bank_that_was_never_used_is_told(make_run: MakeRun, warmup: int, told: bool) -> None:
     options = {"warmup_steps": warmup}  # the best step is 200

@@ -13,17 +13,25 @@ import torch
 
 from crossbatch.evaluation.evaluator import evaluate_recommender
 from crossbatch.evaluation.popularity import Popularity
-from crossbatch.evaluation.recommenders import ITEM_CHUNK, evaluation_mode
+from crossbatch.evaluation.recommenders import evaluation_mode, item_chunk
+from crossbatch.queries import feature_rows
 from crossbatch.retrieval import ExactIndex, TopK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
     from torch import Tensor
 
     from crossbatch.evaluation import Evaluation
-    from crossbatch.evaluation.recommenders import ItemEncoder, Recommender, Towers, UserBatch
+    from crossbatch.evaluation.list_measures import ListMeasure
+    from crossbatch.evaluation.recommenders import (
+        ItemEncoder,
+        OnItems,
+        Recommender,
+        Towers,
+        UserBatch,
+    )
     from crossbatch.evaluation.seen import EvalBatch
     from crossbatch.queries import Queries
     from crossbatch.training.distributed.ranks import Ranks
@@ -72,32 +80,42 @@ def evaluate_together(
     batches: Iterable[EvalBatch],
     *,
     item_counts: np.ndarray,
+    ks: Sequence[int] = (20, 50),
     exclude_history: bool = False,
+    measures: Mapping[str, ListMeasure] | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
+    on_items: OnItems | None = None,
 ) -> Evaluation:
     """`crossbatch.evaluation.evaluate` by several ranks; every rank has the whole result."""
     popularity = Popularity.from_counts(item_counts)
     with evaluation_mode(model, seed=seed):
         return evaluate_recommender(
-            _recommender(ranks, model, popularity.num_items, device),
+            _recommender(ranks, model, popularity.num_items, device, on_items),
             batches,
             popularity=popularity,
+            ks=ks,
             exclude_history=exclude_history,
+            measures=measures,
         )
 
 
 def _recommender(
-    ranks: Ranks, model: Towers, num_items: int, device: torch.device | str
+    ranks: Ranks,
+    model: Towers,
+    num_items: int,
+    device: torch.device | str,
+    on_items: OnItems | None,
 ) -> Recommender:
-    vectors, first_id = encode_share(ranks, model, num_items, device=device)
+    vectors, first_id = encode_share(ranks, model, num_items, device=device, on_items=on_items)
     index = ItemShards(ranks, vectors, first_id, num_items)
 
     @torch.no_grad()
     def recommend(batch: UserBatch, k: int, exclude: Tensor | None) -> Tensor:
         # Every rank encodes every user: little beside scoring them, and the draws of towers that
         # are random at evaluation are those of one process.
-        interests = model.users(batch.history.to(device), batch.user_ids.to(device))
+        rows = (each.to(device) for each in feature_rows(model, batch))
+        interests = model.users(batch.history.to(device), *rows)
         return index.search(interests.float(), k, exclude=exclude).item_ids.cpu()
 
     return recommend
@@ -105,23 +123,36 @@ def _recommender(
 
 @torch.no_grad()
 def encode_share(
-    ranks: Ranks, model: ItemEncoder, num_items: int, *, device: torch.device | str = "cpu"
+    ranks: Ranks,
+    model: ItemEncoder,
+    num_items: int,
+    *,
+    device: torch.device | str = "cpu",
+    on_items: OnItems | None = None,
 ) -> tuple[Tensor, int]:
     """This rank's item vectors `[n + 1, d]` after a row 0 of zeros, and the first one's id."""
     own = ranks.share(num_items)
     each = -(-num_items // ranks.size)
     places = torch.arange(ranks.rank * each, (ranks.rank + 1) * each, device=device)
     # Equally many calls on every rank, which tables that are spread over ranks need.
-    chunks = places.clamp_max(num_items - 1).split(ITEM_CHUNK)
-    vectors = [model.items(places + 1).float() for places in chunks]
+    vectors: list[Tensor] = []
+    for chunk in places.clamp_max(num_items - 1).split(item_chunk(model)):
+        vectors.append(model.items(chunk + 1).float())
+        if on_items is not None:
+            on_items(min(each, sum(map(len, vectors))), each)
     found = torch.cat(vectors)[: own.stop - own.start]
     return torch.cat([found.new_zeros(1, found.shape[1]), found]), own.start + 1
 
 
 def encode_together(
-    ranks: Ranks, model: ItemEncoder, num_items: int, *, device: torch.device | str = "cpu"
+    ranks: Ranks,
+    model: ItemEncoder,
+    num_items: int,
+    *,
+    device: torch.device | str = "cpu",
+    on_items: OnItems | None = None,
 ) -> Tensor:
     """All item vectors `[num_items + 1, d]`, of which every rank has encoded a share."""
-    vectors, _ = encode_share(ranks, model, num_items, device=device)
+    vectors, _ = encode_share(ranks, model, num_items, device=device, on_items=on_items)
     gathered = ranks.gather(vectors[1:], num_items)
     return torch.cat([gathered.new_zeros(1, gathered.shape[1]), gathered])

@@ -6,16 +6,20 @@
 No candidate sampling and no in-batch metric: each target competes with the whole catalogue.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from crossbatch.evaluation.hits import Hits, find_hits
+from crossbatch.evaluation.list_measures import ListMeasure, Novelty, VectorDiversity
 from crossbatch.evaluation.metrics import METRICS, recall_of
 from crossbatch.evaluation.popularity import BANDS, Popularity
 from crossbatch.evaluation.recommenders import (
+    OnItems,
     Recommender,
     Towers,
     evaluation_mode,
@@ -37,6 +41,9 @@ def evaluate(
     device: torch.device | str = "cpu",
     seed: int = 0,
     on_batch: Callable[[int], None] | None = None,
+    on_items: OnItems | None = None,
+    measures: Mapping[str, ListMeasure] | None = None,
+    by_vectors: bool = False,
 ) -> Evaluation:
     """Rank the whole catalogue for every user and measure the lists.
 
@@ -54,13 +61,24 @@ def evaluate(
         device: The model's device.
         seed: Seed for models that draw random numbers at inference.
         on_batch: Called with the number of users of each batch done, for a progress bar.
+        on_items: Called with the number of items encoded so far, and with that of all.
+        measures: Further measures of lists by name, such as `ContentDiversity`.
+        by_vectors: Whether to measure the diversity of lists by the model's item vectors too.
 
     Returns:
         The metrics; without `exclude_history` its `unseen` has those with the history left out.
     """
-    popularity = Popularity.from_counts(item_counts)
+    popularity, lists = Popularity.from_counts(item_counts), dict(measures or {})
+
+    def built(vectors: Tensor) -> Index:
+        if by_vectors:
+            lists["vector_diversity"] = VectorDiversity(vectors.cpu())
+        return index(vectors)
+
     with evaluation_mode(model, seed=seed):
-        recommend = model_recommender(model, popularity.num_items, index=index, device=device)
+        recommend = model_recommender(
+            model, popularity.num_items, index=built, device=device, on_items=on_items
+        )
         return evaluate_recommender(
             recommend,
             batches,
@@ -68,6 +86,7 @@ def evaluate(
             ks=ks,
             exclude_history=exclude_history,
             on_batch=on_batch,
+            measures=lists,
         )
 
 
@@ -79,14 +98,18 @@ def evaluate_recommender(
     ks: Sequence[int] = (20, 50),
     exclude_history: bool = False,
     on_batch: Callable[[int], None] | None = None,
+    measures: Mapping[str, ListMeasure] | None = None,
 ) -> Evaluation:
     """Measure anything that lists items, by the same rules as `evaluate`."""
     ks = tuple(sorted(set(ks)))
     if not ks or ks[0] < 1:
         raise ValueError(f"ks must name list lengths of at least 1, got {list(ks)}")
     k = ks[-1]
-    all_items, unseen_items = _Measured(popularity, ks), _Measured(popularity, ks)
+    lists: dict[str, ListMeasure] = {"novelty": Novelty(popularity.counts), **(measures or {})}
+    all_items, unseen_items = (_Measured(popularity, ks, lists) for _ in range(2))
+    user_ids = []
     for batch in batches:
+        user_ids.append(batch.user_ids)
         seen = Seen.of(batch)
         # Half a list to spare is enough for most users; the others are searched for again.
         listed = recommend(batch, k + min(seen.longest, k // 2), None)
@@ -95,15 +118,18 @@ def evaluate_recommender(
         unseen_items.add(unseen, *drop_seen(batch.target_ids, batch.target_offsets, seen))
         if on_batch is not None:
             on_batch(len(listed))
-    unseen_found = unseen_items.result(all_items.num_targets)
-    return unseen_found if exclude_history else all_items.result(unseen=unseen_found)
+    users = torch.cat(user_ids).numpy() if user_ids else None
+    unseen_found = unseen_items.result(users, all_items.num_targets)
+    return unseen_found if exclude_history else all_items.result(users, unseen=unseen_found)
 
 
 class _Measured:
     """Metrics of one protocol, collected batch by batch."""
 
-    def __init__(self, popularity: Popularity, ks: Sequence[int]) -> None:
-        self.popularity, self.ks = popularity, ks
+    def __init__(
+        self, popularity: Popularity, ks: Sequence[int], lists: Mapping[str, ListMeasure]
+    ) -> None:
+        self.popularity, self.ks, self.lists = popularity, ks, lists
         self.tallies = {k: CorpusTally(popularity) for k in ks}
         self.columns: dict[str, list[Tensor]] = {}
         self.num_targets = 0
@@ -113,12 +139,19 @@ class _Measured:
         hits = find_hits(ranked, target_ids, target_offsets)
         for name, values in _measure(hits, _bands(self.popularity, target_ids), self.ks):
             self.columns.setdefault(name, []).append(values)
+        counted = target_offsets.diff() > 0  # users without a target are left out everywhere
+        for k, (name, measure) in product(self.ks, self.lists.items()):
+            values = measure(ranked[:, :k]).where(counted, torch.nan)
+            self.columns.setdefault(f"{name}@{k}", []).append(values)
         for k, tally in self.tallies.items():
             tally.add(ranked[:, :k])
         self.num_targets += len(target_ids)
 
     def result(
-        self, num_targets: int | None = None, unseen: Evaluation | None = None
+        self,
+        users: npt.NDArray[np.int64] | None,
+        num_targets: int | None = None,
+        unseen: Evaluation | None = None,
     ) -> Evaluation:
         """What was measured; `num_targets` is their number before any was dropped."""
         tallies = self.tallies.items()
@@ -127,6 +160,7 @@ class _Measured:
             corpus={f"{name}@{k}": v for k, tally in tallies for name, v in tally.read().items()},
             num_targets_dropped=0 if num_targets is None else num_targets - self.num_targets,
             unseen=unseen,
+            user_ids=users,
         )
 
 

@@ -6,8 +6,8 @@ For a user, T is the list of held-out items in chronological order (n of them, r
 first k of the ranked list, h the number of entries of T that are in R. Decided cases:
 
 - no target: every metric is undefined, NaN (leave such users out of a mean);
-- repeated target: recall counts each occurrence, above and below the fraction bar; textbook NDCG
-  and ComiRec's master variant look at distinct items; ComiRec's published variant at occurrences;
+- repeated target: recall counts each occurrence, above and below the fraction bar; ComiRec's
+  published NDCG too; all others look at distinct items;
 - a list shorter than k, or id 0 in it: slots without a recommendation, never a hit.
 """
 
@@ -29,6 +29,25 @@ def recall(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
 def hit_rate(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
     """1 for a user with at least one held-out item in the list, else 0, `[U]`."""
     return hit_rate_of(_hits(ranked, targets, k), k)
+
+
+def precision(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
+    """Share of the k places that hold a held-out item, `[U]`; a shorter list counts as k places."""
+    return precision_of(_hits(ranked, targets, k), k)
+
+
+def mrr(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
+    """Reciprocal rank of the first held-out item in the list, 0 if there is none, `[U]`."""
+    return mrr_of(_hits(ranked, targets, k), k)
+
+
+def average_precision(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
+    """Average precision, whose mean over users is MAP, `[U]`.
+
+    The precision at the rank of each hit, summed and divided by min(n, k), n counting distinct
+    held-out items, so that a perfect list scores exactly 1.
+    """
+    return average_precision_of(_hits(ranked, targets, k), k)
 
 
 def ndcg(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
@@ -68,6 +87,29 @@ def hit_rate_of(hits: Hits, k: int) -> Tensor:
     return _where_defined(hits, found.double())
 
 
+def precision_of(hits: Hits, k: int) -> Tensor:
+    """`precision` from located targets."""
+    return _where_defined(hits, hits.per_user(hits.first & (hits.ranks < k)) / k)
+
+
+def mrr_of(hits: Hits, k: int) -> Tensor:
+    """`mrr` from located targets."""
+    gain = (1.0 / (hits.ranks.double() + 1.0)) * (hits.ranks < k)
+    best = gain.new_zeros(hits.num_users)
+    return _where_defined(hits, best.scatter_reduce(0, hits.users, gain, "amax"))
+
+
+def average_precision_of(hits: Hits, k: int) -> Tensor:
+    """`average_precision` from located targets."""
+    found = hits.only(hits.first & (hits.ranks < k))
+    order = (found.users * k + found.ranks).argsort()
+    users, ranks = found.users[order], found.ranks[order]
+    place = torch.arange(len(users), device=users.device) - torch.searchsorted(users, users)
+    total = torch.zeros(hits.num_users, dtype=torch.float64, device=users.device)
+    total.index_add_(0, users, (place + 1).double() / (ranks + 1).double())
+    return total / hits.per_user(hits.first).clamp(max=k)
+
+
 def ndcg_of(hits: Hits, k: int) -> Tensor:
     """`ndcg` from located targets."""
     gain = _discount(hits.ranks) * (hits.first & (hits.ranks < k))
@@ -91,6 +133,9 @@ def ndcg_comirec_master_of(hits: Hits, k: int) -> Tensor:
 METRICS: dict[str, Callable[[Hits, int], Tensor]] = {
     "recall": recall_of,
     "hit_rate": hit_rate_of,
+    "precision": precision_of,
+    "mrr": mrr_of,
+    "map": average_precision_of,
     "ndcg": ndcg_of,
     "ndcg_comirec": ndcg_comirec_of,
     "ndcg_comirec_master": ndcg_comirec_master_of,

@@ -9,20 +9,20 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import DataError
 from crossbatch.evaluation.baselines import BASELINES, check_names
 from crossbatch.evaluation.evaluator import evaluate_recommender
 from crossbatch.evaluation.popularity import Popularity
-from crossbatch.evaluation.runs import RunEvaluator, table_entry
+from crossbatch.evaluation.runs import RunEvaluator, content_measures, table_entry
 from crossbatch.evaluation.tuned_baselines import MAX_USERS, tune_baseline
 from crossbatch.files import SEAL, read_document, seal_is_broken, sealed, write_document
 from crossbatch.training.run_folder import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from crossbatch.evaluation.recommenders import Recommender
     from crossbatch.evaluation.result import Evaluation
@@ -32,11 +32,12 @@ TUNED = ("settings", "fit_cpu_seconds", "tuning_cpu_seconds", "value")
 
 
 def measure_opponents(
-    paths: Sequence[Path],
+    paths: Sequence[Path | str],
     split: str,
     *,
     names: Sequence[str] = tuple(BASELINES),
-    data: Path | None = None,
+    ks: Sequence[int] | None = None,
+    data: Path | str | None = None,
     say: Callable[[str], None] = lambda _: None,
     on_fit: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[str, dict[str, Any]]:
@@ -47,6 +48,7 @@ def measure_opponents(
             there, and written there and to the others for which the same holds.
         split: "valid" or "test".
         names: Which baselines.
+        ks: List lengths; None for those of training.
         data: Dataset folder, if it is not where training found it.
         say: Gets one sentence for each baseline that cannot be had.
         on_fit: Called with a baseline's name and the numbers of fits done and of all.
@@ -61,7 +63,7 @@ def measure_opponents(
     runs = [open_run(path, data=data) for path in paths]
     evaluators = [RunEvaluator(saved.dataset, saved.recipe) for saved in runs]
     rules = [_rules(evaluator) for evaluator in evaluators]
-    alike = [path / KEPT for path, own in zip(paths, rules, strict=True) if own == rules[0]]
+    alike = [Path(path) / KEPT for path, own in zip(paths, rules, strict=True) if own == rules[0]]
     evaluator, kept, found = evaluators[0], Kept(alike, rules[0]), {}
     for name in names:
         obstacle = BASELINES[name].obstacle(evaluator.dataset)
@@ -69,8 +71,10 @@ def measure_opponents(
             say(obstacle)
             continue
         entry = kept.entry(name)
-        if split not in entry.get("splits", {}):
-            entry = _measured(name, evaluator, split, entry, partial(on_fit, name))
+        known = entry.get("splits", {}).get(split, {}).get("metrics", {})
+        lengths = tuple(ks or evaluator.ks)
+        if not all(f"{measure}@{k}" in known for k in lengths for measure in ("map", "novelty")):
+            entry = _measured(name, evaluator, split, entry, partial(on_fit, name), lengths)
             kept.add(name, entry)
         about = {key: entry[key] for key in TUNED}
         found[name] = entry["splits"][split] | about
@@ -139,6 +143,7 @@ def _measured(
     split: str,
     known: dict[str, Any],
     on_fit: Callable[[int, int], None],
+    ks: Sequence[int],
 ) -> dict[str, Any]:
     """Tune a baseline, or fit it with the settings known, and measure it on a split."""
     dataset, train = evaluator.dataset, evaluator.recipe.train
@@ -163,16 +168,22 @@ def _measured(
             "tuning_cpu_seconds": tuned.tuning_cpu_seconds,
             "value": (deciding or chosen).means()[train.metric],
         }
-    measured = table_entry(_evaluated(recommend, evaluator, split))
+    measured = table_entry(_evaluated(recommend, evaluator, split, ks=(*ks, *evaluator.ks)))
     return entry | {"splits": entry.get("splits", {}) | {split: measured}}
 
 
 def _evaluated(
-    recommend: Recommender, evaluator: RunEvaluator, split: str, max_users: int | None = None
+    recommend: Recommender,
+    evaluator: RunEvaluator,
+    split: str,
+    max_users: int | None = None,
+    ks: Sequence[int] | None = None,
 ) -> Evaluation:
     dataset, length = evaluator.dataset, evaluator.recipe.train.history_length
     return evaluate_recommender(
         recommend,
         dataset.eval_batches(split, history_length=length, max_users=max_users),
         popularity=Popularity.from_counts(dataset.item_counts),
+        ks=ks or evaluator.ks,
+        measures=content_measures(dataset),
     )

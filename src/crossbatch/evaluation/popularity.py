@@ -36,6 +36,7 @@ class Popularity:
     tail stand for equal shares of the traffic.
     """
 
+    counts: Tensor  # [num_items + 1] training frequencies; 0 for padding
     band: Tensor  # [num_items + 1] index into BANDS; −1 for padding
     rank: Tensor  # [num_items + 1] share of items that are more popular (ties: mid-rank), in (0, 1)
 
@@ -46,6 +47,7 @@ class Popularity:
         _, inverse, ties = np.unique(-counts, return_inverse=True, return_counts=True)
         rank = (np.cumsum(ties) - ties / 2)[inverse] / max(len(counts), 1)
         return cls(
+            counts=torch.from_numpy(np.concatenate([[0.0], counts])),
             band=torch.from_numpy(popularity_bands(item_counts).astype(np.int64)),
             rank=torch.from_numpy(np.concatenate([[0.0], rank])),
         )

@@ -11,11 +11,12 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from crossbatch.queries import Queries
+from crossbatch.queries import Queries, feature_rows
 from crossbatch.retrieval import ExactIndex, Index
 
-# Items encoded at once: the content features of a whole catalogue need not fit in memory.
-ITEM_CHUNK = 16_384
+# Items encoded at once: the content features of a whole catalogue need not fit in memory. Of
+# towers with an expensive encoder fewer, so that progress shows.
+ITEM_CHUNK, EXPENSIVE_CHUNK = 16_384, 1_024
 
 
 class UserBatch(Protocol):
@@ -48,6 +49,8 @@ class Towers(ItemEncoder, Protocol):
         ...
 
 
+OnItems = Callable[[int, int], None]  # (items encoded so far, of how many)
+
 # (batch, k, ids to leave out [B, X] or None) → item ids [B, k], best first, 0 for an empty slot
 Recommender = Callable[[UserBatch, int, Tensor | None], Tensor]
 
@@ -58,6 +61,7 @@ def model_recommender(
     *,
     index: Callable[[Tensor], Index] = ExactIndex,
     device: torch.device | str = "cpu",
+    on_items: OnItems | None = None,
 ) -> Recommender:
     """Encode the catalogue once and rank it for each batch by the model's user vectors.
 
@@ -66,12 +70,14 @@ def model_recommender(
         num_items: Items 1..num_items are ranked.
         index: Builds the index from `[num_items + 1, d]` item vectors.
         device: Where batches are sent; the model's own.
+        on_items: As in `encode_items`.
     """
-    catalogue = index(encode_items(model, num_items, device=device))
+    catalogue = index(encode_items(model, num_items, device=device, on_items=on_items))
 
     @torch.no_grad()
     def recommend(batch: UserBatch, k: int, exclude: Tensor | None) -> Tensor:
-        interests = model.users(batch.history.to(device), batch.user_ids.to(device))
+        rows = (each.to(device) for each in feature_rows(model, batch))
+        interests = model.users(batch.history.to(device), *rows)
         return catalogue.search(interests.float(), k, exclude=exclude).item_ids.cpu()
 
     return recommend
@@ -79,19 +85,35 @@ def model_recommender(
 
 @torch.no_grad()
 def encode_items(
-    model: ItemEncoder, num_items: int, *, device: torch.device | str = "cpu"
+    model: ItemEncoder,
+    num_items: int,
+    *,
+    device: torch.device | str = "cpu",
+    on_items: OnItems | None = None,
 ) -> Tensor:
-    """Return `[num_items + 1, d]` float32 item vectors; row 0 (padding) is zero."""
+    """Return `[num_items + 1, d]` float32 item vectors; row 0 (padding) is zero.
+
+    `on_items` is called with the items encoded so far and with their number, for a progress bar.
+    """
     vectors: Tensor | None = None
-    for start in range(1, num_items + 1, ITEM_CHUNK):
-        ids = torch.arange(start, min(start + ITEM_CHUNK, num_items + 1), device=device)
+    size = item_chunk(model)
+    for start in range(1, num_items + 1, size):
+        ids = torch.arange(start, min(start + size, num_items + 1), device=device)
         chunk = model.items(ids)
         if vectors is None:
             vectors = torch.zeros(num_items + 1, chunk.shape[1], device=chunk.device)
         vectors[start : start + len(ids)] = chunk
+        if on_items is not None:
+            on_items(start + len(ids) - 1, num_items)
     if vectors is None:
         raise ValueError(f"num_items must be at least 1, got {num_items}")
     return vectors
+
+
+def item_chunk(model: object) -> int:
+    """How many items to encode at once."""
+    tower = getattr(getattr(model, "towers", model), "item_tower", None)
+    return ITEM_CHUNK if getattr(tower, "encoder", None) is None else EXPENSIVE_CHUNK
 
 
 @contextmanager

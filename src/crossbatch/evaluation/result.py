@@ -1,21 +1,26 @@
 """What an evaluation returns: per-user values, their means and intervals, corpus-wide measures."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import torch
 from torch import Tensor
 
 from crossbatch.bootstrap import Interval, mean_intervals
 from crossbatch.evaluation.popularity import BANDS, Popularity
+from crossbatch.frames import to_native
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Metrics of one model on one split, as fractions.
 
-    Keys: `recall@50`, `hit_rate@50`, `ndcg@50`, `ndcg_comirec@50`, `ndcg_comirec_master@50`; recall
+    Keys: `recall@50`, `hit_rate@50`, `precision@50`, `mrr@50`, `map@50`, `ndcg@50`,
+    `ndcg_comirec@50`, `ndcg_comirec_master@50`, `novelty@50` and further measures of lists; recall
     of the held-out items of one popularity band as `cold_recall@50`, `tail_…`, `mid_…`, `head_…`;
     and of all lists together `coverage@50`, `popularity_rank@50`, `head_share@50`, `cold_share@50`.
     """
@@ -25,6 +30,41 @@ class Evaluation:
     num_targets_dropped: int = 0  # targets in the excluded history
     # The same lists and targets with everything left out that the user had before.
     unseen: "Evaluation | None" = None
+    user_ids: npt.NDArray[np.int64] | None = None  # [U] whose values those of `per_user` are
+    segments: "Mapping[str, Evaluation]" = field(default_factory=dict)  # the same for some users
+
+    def __repr__(self) -> str:
+        shown = {name: value for name, value in self.means().items() if value == value}
+        largest = max((int(name.rpartition("@")[2]) for name in shown), default=0)
+        names = [f"{name}@{largest}" for name in ("recall", "hit_rate", "ndcg", "mrr")]
+        found = ", ".join(f"{name} {shown[name]:.4f}" for name in names if name in shown)
+        return f"<Evaluation of {self.num_users:,} users: {found}>"
+
+    def to_frame(self, library: str = "polars") -> Any:
+        """All metrics in rows, with 95 % intervals over users.
+
+        Columns are `segment` (empty for all users), `protocol` ("all", or "unseen" with seen items
+        left out), `metric`, `value`, `low`, `high` and `users`.
+
+        Args:
+            library: "polars", "pandas" or "pyarrow".
+        """
+        columns = dict.fromkeys(("segment", "protocol", "metric"), pl.String)
+        numbers = dict.fromkeys(("value", "low", "high"), pl.Float64)
+        rows = [row for part in ("", *self.segments) for row in self._rows(part)]
+        schema = columns | numbers | {"users": pl.Int64}
+        table = pl.DataFrame(rows, schema=schema, orient="row", strict=False)
+        return to_native(table.fill_nan(None), library)
+
+    def _rows(self, segment: str) -> Iterator[tuple[Any, ...]]:
+        found = self.segments[segment] if segment else self
+        for protocol, each in (("all", found), ("unseen", found.unseen)):
+            if each is None:
+                continue
+            intervals = each.intervals()
+            for name, value in each.means().items():
+                low, high = (getattr(intervals.get(name), end, None) for end in ("low", "high"))
+                yield segment, protocol, name, value, low, high, each.num_users
 
     @property
     def num_users(self) -> int:

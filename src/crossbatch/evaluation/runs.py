@@ -7,7 +7,7 @@ evaluate_runs([Path("runs/first")], "test")["runs/first"]["unseen"]["metrics"]
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,24 +18,32 @@ from crossbatch.errors import ConfigError
 from crossbatch.evaluation.baselines import evaluate_baselines
 from crossbatch.evaluation.distributed import evaluate_together
 from crossbatch.evaluation.evaluator import evaluate
+from crossbatch.evaluation.list_measures import ContentDiversity
 from crossbatch.evaluation.recommenders import encode_items, evaluation_mode
 from crossbatch.evaluation.seen import repeat_share
+from crossbatch.evaluation.segments import by_segment, user_labels
 from crossbatch.files import write_document
+from crossbatch.queries import feature_rows
 from crossbatch.retrieval import ExactIndex
 from crossbatch.training.build import pick_device
 from crossbatch.training.journal import without_nan
 from crossbatch.training.run_folder import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
+    from crossbatch.evaluation.list_measures import ListMeasure
+    from crossbatch.evaluation.recommenders import OnItems
     from crossbatch.evaluation.result import Evaluation
     from crossbatch.training.distributed.ranks import Ranks
 
 PAPER_METRICS = ("recall", "hit_rate", "ndcg", "ndcg_comirec")
+CHOOSING = (*PAPER_METRICS, "precision", "mrr", "map")  # metrics that may choose the best model
+MOST_PLACES = 1_000  # of a list
+KS = (20, 50)  # list lengths of `result.json`
 NUM_EXAMPLES, NUM_RECOMMENDED, NUM_SHOWN = 5, 10, 8  # users, and items of each
 
 
@@ -51,6 +59,7 @@ class RunEvaluator:
         dataset: What the towers are trained on.
         recipe: How; history length, device and metric are read.
         ranks: The processes that share the work, or None.
+        on_items: Called with the number of items encoded so far, and with that of all.
 
     Raises:
         ConfigError: If `train.metric` is not a metric that is measured.
@@ -59,13 +68,15 @@ class RunEvaluator:
     dataset: Dataset
     recipe: Recipe
     ranks: Ranks | None = None
+    on_items: OnItems | None = None
 
     def __post_init__(self) -> None:
         metric = self.recipe.train.metric
-        if not in_paper(metric) or metric.partition("@")[2] not in ("20", "50"):
+        name, _, k = metric.partition("@")
+        if name not in CHOOSING or not (k.isdecimal() and 0 < int(k) <= MOST_PLACES):
             raise ConfigError(
-                f"train.metric must be one of {', '.join(PAPER_METRICS)} at 20 or 50, such as "
-                f"recall@50, got {metric!r}"
+                f"train.metric must be one of {', '.join(CHOOSING)} at a length of 1 to "
+                f"{MOST_PLACES:,}, such as recall@50, got {metric!r}"
             )
 
     @cached_property
@@ -92,21 +103,47 @@ class RunEvaluator:
             "repeat_share": self.repeat_share,
         }
 
-    def evaluate(self, model: object, split: str, *, max_users: int | None = None) -> Evaluation:
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """List lengths that training measures: 20, 50 and that of its metric."""
+        return tuple(sorted({*KS, int(self.recipe.train.metric.partition("@")[2])}))
+
+    def evaluate(
+        self,
+        model: object,
+        split: str,
+        *,
+        max_users: int | None = None,
+        ks: Sequence[int] | None = None,
+        measures: Mapping[str, ListMeasure] | None = None,
+    ) -> Evaluation:
         """Metrics on "valid" or "test".
 
         Args:
             model: Towers.
             split: Which users.
             max_users: How many of them, always the same ones; None for all.
+            ks: List lengths; None for those of training.
+            measures: Further measures of lists, by name.
         """
-        measure = evaluate if self.ranks is None else partial(evaluate_together, self.ranks)
-        length = self.recipe.train.history_length
+        measure: Callable[..., Evaluation] = partial(evaluate, by_vectors=measures is not None)
+        if self.ranks is not None:  # a rank does not hold all vectors
+            measure = partial(evaluate_together, self.ranks)
+        train = self.recipe.train
+        batches = self.dataset.eval_batches(
+            split,
+            history_length=train.history_length,
+            max_users=max_users,
+            histories=train.histories,
+        )
         return measure(
             cast("Any", model),
-            self.dataset.eval_batches(split, history_length=length, max_users=max_users),
+            batches,
             item_counts=np.array(self.dataset.item_counts),
             device=pick_device(self.recipe.train.device),
+            on_items=self.on_items,
+            ks=ks or self.ks,
+            measures=measures,
         )
 
     def validate(self, model: object, max_users: int | None = None) -> Evaluation:
@@ -146,7 +183,8 @@ class RunEvaluator:
         history = batch.history.to(device)
         with evaluation_mode(model, seed=0):
             index = ExactIndex(encode_items(towers, self.dataset.num_items, device=device))
-            interests = towers.users(history, batch.user_ids.to(device))
+            rows = (each.to(device) for each in feature_rows(towers, batch))
+            interests = towers.users(history, *rows)
             top = index.search(interests.float(), NUM_RECOMMENDED, exclude=history)
         examples = [
             {
@@ -185,18 +223,88 @@ def split_entries(
 
 
 def evaluate_runs(
-    paths: Sequence[Path], split: str, *, data: Path | None = None, ranks: Ranks | None = None
+    paths: Sequence[Path | str],
+    split: str,
+    *,
+    data: Path | str | None = None,
+    ranks: Ranks | None = None,
+    on_items: OnItems | None = None,
+    ks: Sequence[int] | None = None,
+    by: str | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Metrics and intervals of the runs' best models; several `ranks` share the ranking."""
+    """Metrics and intervals of the runs' best models; several `ranks` share the ranking.
+
+    The other arguments are those of `evaluate_run`; the entries of `by` are in "segments".
+    """
     table = {}
     for path in paths:
-        saved = open_run(path, data=data)
-        recipe = saved.recipe.changed(["train.device=cpu"])  # where `open_run` loads the towers
-        evaluator = RunEvaluator(saved.dataset, recipe, ranks)
+        evaluator, towers = _opened(path, data, ranks, on_items)
+        recipe = evaluator.recipe
         about = {"model": recipe.model.name, "sampler": recipe.sampler["name"]}
-        entry = table_entry(evaluator.evaluate(saved.towers, split))
+        found = _evaluated(evaluator, towers, split, ks, by)
+        entry = table_entry(found)
+        if by is not None:
+            parts = found.segments.items()
+            entry["segments"] = {label: table_entry(part) for label, part in parts}
         table[str(path)] = entry | about | {"metric": evaluator.decision()}
     return table
+
+
+def evaluate_run(
+    path: Path | str,
+    split: str,
+    *,
+    data: Path | str | None = None,
+    ks: Sequence[int] | None = None,
+    by: str | None = None,
+) -> Evaluation:
+    """The evaluation of a run's best model, with the values of each user and diversity of lists.
+
+    Args:
+        path: Run folder.
+        split: "valid" or "test".
+        data: Dataset folder, if it is not where training found it.
+        ks: List lengths; None for those of training.
+        by: A user feature, or "activity": also measure each segment of users.
+    """
+    evaluator, towers = _opened(path, data)
+    return _evaluated(evaluator, towers, split, ks, by)
+
+
+def _opened(
+    path: Path | str,
+    data: Path | str | None,
+    ranks: Ranks | None = None,
+    on_items: OnItems | None = None,
+) -> tuple[RunEvaluator, object]:
+    saved = open_run(path, data=data)
+    recipe = saved.recipe.changed(["train.device=cpu"])  # where `open_run` loads the towers
+    return RunEvaluator(saved.dataset, recipe, ranks, on_items), saved.towers
+
+
+def _evaluated(
+    evaluator: RunEvaluator, towers: object, split: str, ks: Sequence[int] | None, by: str | None
+) -> Evaluation:
+    dataset = evaluator.dataset
+    check_lengths(ks or ())
+    found = evaluator.evaluate(towers, split, ks=ks, measures=content_measures(dataset))
+    if by is None or found.user_ids is None:
+        return found
+    labels = user_labels(dataset, split, by, found.user_ids)
+    return replace(found, segments=by_segment(found, labels))
+
+
+def check_lengths(ks: Sequence[int]) -> None:
+    """Raise `ConfigError` for a list length that cannot be measured."""
+    for k in ks:
+        if not 0 < k <= MOST_PLACES:
+            raise ConfigError(f"k must be 1 to {MOST_PLACES:,}, got {k}")
+
+
+def content_measures(dataset: Dataset) -> dict[str, ListMeasure]:
+    """Diversity by content, of a dataset that has any that can be compared."""
+    content = ContentDiversity(dataset.item_features)
+    return {"content_diversity": content} if content.parts else {}
 
 
 def table_entry(evaluation: Evaluation) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class _Users:
 
     user_ids: Tensor
     history: Tensor
+    event_ids: Tensor | None = None
 
 
 def unseen_lists(
@@ -101,7 +102,9 @@ def unseen_lists(
     short = ((~skip).sum(dim=1) < k) & (listed[:, -1] != 0)
     if bool(short.any()):
         again = short.nonzero().squeeze(1)
-        few = _Users(batch.user_ids[again], batch.history[again])
+        events = getattr(batch, "event_ids", None)
+        events = None if events is None else events[again]
+        few = _Users(batch.user_ids[again], batch.history[again], events)
         # Towers that draw random numbers continue as if there had been no second search.
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             ranked[again] = recommend(few, k, seen.padded(again))

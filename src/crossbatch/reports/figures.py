@@ -8,6 +8,7 @@ The lines are those of the HTML page (`plots.py`): one panel per model, one colo
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import ConfigError
@@ -20,7 +21,6 @@ from crossbatch.reports.variants import group_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from matplotlib.axes import Axes
     from matplotlib.axis import XAxis, YAxis
@@ -37,7 +37,7 @@ PALETTE = (
 STYLES = ("-", (0, (6, 3)), (0, (2, 3)))  # the same dashes as svg.DASHES
 
 
-def write_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
+def write_figures(runs: Sequence[Run], folder: Path | str) -> list[Path]:
     """Draw one figure per kind of curve, and one of the gains; each as PNG and PDF.
 
     Returns:
@@ -52,7 +52,7 @@ def write_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
         path
         for name, charts in figures.items()
         if charts
-        for path in draw_panels(charts, folder, name, columns=len(charts))
+        for path in draw_panels(charts, Path(folder), name, columns=len(charts))
     ]
 
 

@@ -44,8 +44,9 @@ TERMS = {
 }
 
 
-def write_html(runs: Sequence[Run], out: Path) -> Path:
+def write_html(runs: Sequence[Run], out: Path | str) -> Path:
     """Write the page; the file appears whole or not at all."""
+    out = Path(out)
     return write_file(out, render(runs, out).encode("utf-8"))
 
 

@@ -6,9 +6,11 @@ write_markdown(runs, Path("report.md"))
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossbatch.files import write_file
+from crossbatch.printing import printable
 from crossbatch.reports import formatting, summary
 from crossbatch.reports.comparison import Comparison, Row, compare
 from crossbatch.reports.formatting import metric_name
@@ -17,16 +19,15 @@ from crossbatch.reports.variants import Variant, group_runs, telling_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from crossbatch.reports.runs import Run
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
-def write_markdown(runs: Sequence[Run], out: Path) -> Path:
+def write_markdown(runs: Sequence[Run], out: Path | str) -> Path:
     """Write the report; the file appears whole or not at all."""
-    return write_file(out, render(runs).encode("utf-8"))
+    return write_file(Path(out), render(runs).encode("utf-8"))
 
 
 def render(runs: Sequence[Run]) -> str:
@@ -57,8 +58,8 @@ def render(runs: Sequence[Run]) -> str:
 
 
 def literal(text: str) -> str:
-    """Text that Markdown shows as it is: markup escaped, one line."""
-    return SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    """Text that Markdown shows as it is: markup and control characters escaped, one line."""
+    return SPECIAL.sub(r"\\\1", printable(" ".join(text.split())))
 
 
 def _results(rows: Sequence[Row], comparison: Comparison) -> str:

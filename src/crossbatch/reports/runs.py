@@ -186,22 +186,23 @@ class Run:
         return section if isinstance(section, Mapping) else {}
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
+def read_runs(paths: Sequence[Path | str]) -> list[Run]:
     """Read several run folders; each gets the shortest name that no other has."""
     if not paths:
         raise DataError("a report needs at least one run folder, got none; name one or more")
-    unique = list({path.resolve(): path for path in paths}.values())
+    unique = list({path.resolve(): path for path in map(Path, paths)}.values())
     names = _short_names([path.resolve() for path in unique])
     return [read_run(path, name) for path, name in zip(unique, names, strict=True)]
 
 
-def read_run(path: Path, name: str | None = None) -> Run:
+def read_run(path: Path | str, name: str | None = None) -> Run:
     """Read one run folder.
 
     Args:
         path: the folder that `crossbatch train --out` wrote.
         name: how the report calls the run; the folder's own name if None.
     """
+    path = Path(path)
     if not path.is_dir():
         raise DataError(
             f"{path} is not a folder; give the run folder that `crossbatch train` wrote"

@@ -111,9 +111,17 @@ def _unconverged(runs: Sequence[Run]) -> list[str]:
     sentences = []
     for reason, text in texts.items():
         names = [name for name, why in reasons.items() if why == reason]
+        if reason == "max_steps":  # where the learning rate falls until then, that is the plan
+            planned = {run.name for run in runs if _schedule(run) not in ("", "constant")}
+            names = [name for name in names if name not in planned]
         if names:
             sentences.append(f"{_names(names)} {text}.")
     return sentences
+
+
+def _schedule(run: Run) -> str:
+    section = run.config.get("train")
+    return str(section.get("schedule", "")) if isinstance(section, Mapping) else ""
 
 
 def _bank_unused(runs: Sequence[Run]) -> list[str]:

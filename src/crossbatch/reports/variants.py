@@ -30,7 +30,7 @@ GRADIENT_NAMES = {"paper": "as published", "balanced": "balanced", "split": "spl
 REFERENCE = "in_batch"
 # Where and how a run was kept, not what it learned.
 NOT_A_CHOICE = (
-    "environment", "version", "dataset", "out", "advice", "race",
+    "environment", "version", "dataset", "out", "advice", "race", "start",
     "train.threads", "train.keep_checkpoints", "train.log_every",
 )  # fmt: skip
 # Choices that runs of earlier versions do not name, and what held then.

@@ -62,16 +62,17 @@ class GridProgress:
     """A live display on stderr of a grid that trains `jobs` runs at a time."""
 
     def __init__(self, out: Path, runs: Sequence[PlannedRun], *, jobs: int, quiet: bool) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        from crossbatch.printing import console
 
         self.out, self.runs, self.jobs, self.quiet = out, runs, jobs, quiet
         self._bars = Progress(
-            TextColumn("[bold]{task.description}[/]"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            console=Console(stderr=True, quiet=quiet),
+            TextColumn("{task.fields[status]}", markup=False),
+            console=console(stderr=True, quiet=quiet),
             refresh_per_second=2,
             disable=quiet,
         )

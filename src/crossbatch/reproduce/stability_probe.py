@@ -17,6 +17,7 @@ from crossbatch.evaluation import encode_items
 from crossbatch.evaluation.drift import feature_drift, gradient_error
 from crossbatch.evaluation.recommenders import evaluation_mode
 from crossbatch.negatives import CrossBatchSampler
+from crossbatch.queries import feature_rows
 from crossbatch.training.build import draw_batches, pick_device
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ class StabilityProbe:
         # A copy's gradients are plain ones, and whatever happens to it is not training.
         model = cast("Any", copy.deepcopy(trainer.model))
         with evaluation_mode(model, seed=0):
-            batch = (self.batch.history, self.batch.item_ids, self.batch.user_ids)
+            rows = feature_rows(model, self.batch)
+            batch = (self.batch.history, self.batch.item_ids, *rows)
             users, _ = model(*(column.to(self.device) for column in batch))
             with torch.no_grad():
                 fresh = model.items(bank.item_ids)
