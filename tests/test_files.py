@@ -9,14 +9,16 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crossbatch import files
-from crossbatch.errors import DataError
+from crossbatch.data.dataset.arrays import map_array
+from crossbatch.data.readers import open_source
+from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import (
     CHECKSUMS,
     MAX_DOCUMENT_BYTES,
@@ -30,9 +32,7 @@ from crossbatch.files import (
     write_document,
     write_file,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from crossbatch.training.run_folder import RunFolder
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -106,6 +106,24 @@ def test_a_document_on_a_full_disk_is_the_folders_failure(tmp_path, monkeypatch)
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        files.file_checksum,
+        files.file_crc32,
+        lambda path: read_document(path, "x"),
+        map_array,
+        open_source,
+        lambda path: verify_checksums(path.parent),
+        lambda path: RunFolder(path.parent, resume=True),
+    ],
+)
+def test_bug_a_pipe_in_a_folder_was_waited_for_for_ever(tmp_path, read):
+    os.mkfifo(tmp_path / "log.csv")
+    with pytest.raises((ConfigError, DataError, OSError), match=r"a pipe or a device|be written"):
+        read(tmp_path / "log.csv")
+
+
 # --- folders ---
 
 
@@ -152,6 +170,67 @@ def test_an_existing_folder_is_replaced_only_when_told(tmp_path: Path) -> None:
     write(tmp_path / "out", "new", overwrite=True)
     assert (tmp_path / "out" / "data").read_text() == "new"
     assert names(tmp_path) == ["out"]
+
+
+def test_what_a_link_leads_to_is_replaced_and_the_link_kept(tmp_path: Path) -> None:
+    write(tmp_path / "real", "old")
+    (tmp_path / "links").mkdir()
+    link, dangling = tmp_path / "links" / "out", tmp_path / "links" / "new"
+    link.symlink_to(tmp_path / "real")
+    dangling.symlink_to(tmp_path / "made")
+    with pytest.raises(DataError, match="--overwrite"):
+        write(link, "new")
+    write(link, "new", overwrite=True)
+    write(dangling, "first")
+    assert link.is_symlink()
+    assert dangling.is_symlink()
+    assert (tmp_path / "real" / "data").read_text() == "new"
+    assert (tmp_path / "made" / "data").read_text() == "first"
+    assert names(tmp_path) == ["links", "made", "real"]
+    (tmp_path / "page.html").symlink_to(tmp_path / "links" / "page.html")
+    write_file(tmp_path / "page.html", b"<p>")
+    assert (tmp_path / "links" / "page.html").read_bytes() == b"<p>"
+    assert (tmp_path / "page.html").is_symlink()
+
+
+def test_a_link_to_itself_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(ConfigError, match="leads to itself"):
+        write(tmp_path / "loop", "new", overwrite=True)
+    with pytest.raises(ConfigError, match="leads to itself"):
+        write_file(tmp_path / "loop", b"")
+
+
+def test_devices_and_pipes_are_not_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="a device or a pipe"):
+        write_file(tmp_path / "pipe", b"")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("place", [".", "features"])
+def test_the_current_folder_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    write(tmp_path / "out", "old")
+    (tmp_path / "out" / "features").mkdir()
+    monkeypatch.chdir(tmp_path / "out" / place)
+    with pytest.raises(DataError, match="holds the current folder"):
+        write(Path("." if place == "." else ".."), "new", overwrite=True)
+    assert (tmp_path / "out" / "data").read_text() == "old"
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0o007])
+def test_permissions_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        write(tmp_path / "out", "x")
+        write_file(tmp_path / "page.html", b"")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o777 & ~umask
+    for file in (tmp_path / "out" / "data", tmp_path / "page.html"):
+        assert file.stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 def test_overwrite_never_replaces_what_is_no_dataset(tmp_path: Path) -> None:
@@ -307,3 +386,14 @@ def test_bug_a_list_with_names_that_are_none(tmp_path, name):
     (tmp_path / CHECKSUMS).write_text(json.dumps({name: "0"}))
     with pytest.raises(DataError):
         verify_checksums(tmp_path)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o700), (0o022, 0o755), (0o027, 0o750)])
+def test_a_folder_has_the_permissions_of_the_umask(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        with atomic_folder(tmp_path / "x"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == mode

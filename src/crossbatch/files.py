@@ -28,6 +28,7 @@ from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from io import BufferedReader
 
 MAX_DOCUMENT_BYTES = 16 << 20  # parsed, a document may take twenty times its size in memory
 SEAL = "seal"
@@ -45,14 +46,18 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # arguments of Linux's renameat2
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path` that is renamed to it if the body succeeds.
 
-    The parent folder is created. Temporary files of processes that were killed are removed.
+    The parent folder is created. Temporary files of processes that were killed are removed. Where
+    `path` is a symbolic link, the file that it leads to is written.
 
     Raises:
-        ConfigError: If `path` is a folder.
+        ConfigError: If `path` is a folder, a device or a pipe.
         DataError: If the operating system refuses, a full disk for example.
     """
+    path = _followed(path)
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; name a file inside it, such as {path / 'report'}")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is a device or a pipe; name a file")
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +73,18 @@ def atomic_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+def _followed(path: Path) -> Path:
+    """The path with symbolic links followed: a link is kept, what it leads to is replaced."""
+    try:
+        followed = path.resolve()
+        circular = followed.is_symlink()  # Python 3.13 returns the link
+    except (OSError, RuntimeError):  # Python 3.11 and 3.12 raise
+        circular = True
+    if circular:
+        raise ConfigError(f"{path} is a symbolic link that leads to itself; remove it")
+    return followed
 
 
 def write_file(path: Path, content: bytes) -> Path:
@@ -119,7 +136,7 @@ def atomic_folder(
     """Yield an empty folder beside `target` that becomes `target` if the body succeeds.
 
     On any failure, an interrupt included, the temporary folder is removed and `target` is left as
-    it was.
+    it was. Where `target` is a symbolic link, the folder that it leads to is written.
 
     Args:
         target: The folder to create.
@@ -129,13 +146,13 @@ def atomic_folder(
     Raises:
         DataError: If `target` exists, or the disk is full.
     """
-    target = Path(target)
+    target = _followed(Path(target))
     check_target(target, overwrite=overwrite, marker=marker)
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked_folder(target) as work:
         try:
             yield work
-            work.chmod(0o755)
+            work.chmod(0o777 & ~_umask())  # mkdtemp made it private
             for path in [*work.rglob("*"), work]:  # the name must not reach the disk before them
                 sync_path(path)
             put_in_place(work, target, replace=overwrite)
@@ -148,8 +165,16 @@ def atomic_folder(
             raise
 
 
+def _umask() -> int:
+    """The permissions that the user denies to new files; it can only be read by setting it."""
+    denied = os.umask(0o077)
+    os.umask(denied)
+    return denied
+
+
 def check_target(target: Path, *, overwrite: bool = False, marker: str = "manifest.json") -> None:
     """Raise `DataError` unless `atomic_folder` may write `target`; call it before long work."""
+    target = _followed(target)
     if not target.exists():
         return
     if not overwrite:
@@ -159,6 +184,8 @@ def check_target(target: Path, *, overwrite: bool = False, marker: str = "manife
         raise DataError(
             f"{target} is not a dataset or bundle (no {marker}), so --overwrite does not replace it"
         )
+    if Path.cwd().is_relative_to(target):
+        raise DataError(f"{target} holds the current folder: start the command outside of it")
 
 
 @contextmanager
@@ -168,12 +195,9 @@ def locked_folder(target: Path) -> Iterator[Path]:
     The process holds a lock on it, so that the next writer of `target` can tell the folder of a
     killed process, which it removes, from one in use.
     """
-    _finish_interrupted_exchange(target)
-    prefix = f".{target.name}.partial-"
-    for leftover in target.parent.glob(f"{prefix}*"):
-        _remove_unlocked(leftover)
+    remove_leftovers(target)
     while True:
-        work = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
         lock = os.open(work, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if work.exists():
@@ -184,6 +208,13 @@ def locked_folder(target: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(work, ignore_errors=True)
         os.close(lock)
+
+
+def remove_leftovers(target: Path) -> None:
+    """Finish or remove what killed writers of a folder left beside it."""
+    _finish_interrupted_exchange(target)
+    for leftover in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
+        _remove_unlocked(leftover)
 
 
 def put_in_place(work: Path, target: Path, *, replace: bool) -> None:
@@ -253,16 +284,29 @@ def _is_disk_full(folder: Path, error: Exception) -> bool:
 # --- checksums ---
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; an `OSError` for a pipe or a device, which might never answer."""
+    check_regular(path)
+    return path.open("rb")
+
+
+def check_regular(*paths: Path) -> None:
+    """Raise `OSError` for a path that is neither a file nor a folder, such as a pipe."""
+    for path in paths:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise OSError(errno.EINVAL, f"{path} is a pipe or a device, not a file")
+
+
 def file_checksum(path: Path) -> str:
     """Return the SHA-256 of a file as hexadecimal digits."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_crc32(path: Path) -> int:
     """Return the CRC-32 of a file, for large files that are checked often."""
     crc32 = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while piece := file.read(PIECE):
             crc32 = zlib.crc32(piece, crc32)
     return crc32
@@ -299,7 +343,9 @@ def verify_checksums(folder: Path) -> None:
 
     Raises:
         DataError: At the first file that is missing or was changed.
+        OSError: If a pipe or a device is among the files.
     """
+    check_regular(*folder.rglob("*"))
     if not (folder / CHECKSUMS).is_file():
         return
     listed = read_document(folder / CHECKSUMS, "restore it, or delete it to do without checks")
@@ -329,7 +375,7 @@ def read_document(path: Path, remedy: str) -> dict[str, Any]:
             deeply, or not an object.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             payload = file.read(MAX_DOCUMENT_BYTES + 1)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}): {remedy}") from None

@@ -136,6 +136,24 @@ def dataset(commands: Commands, raw: Path, place: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def growing(commands: Commands, raw: Path, place: Path) -> Path:
+    """A dataset that days can be added to."""
+    path = place / "growing"
+    ended = commands.run("prepare", raw, "--out", path, "--split", "day", "--growing", "--quiet")
+    assert ended.code == 0, ended.stderr
+    return path
+
+
+@pytest.fixture(scope="session")
+def day(place: Path) -> Path:
+    """The log of a further day."""
+    path = place / "day.csv"
+    rows = "".join(f"new{n % 7},B{n % 9:08d},{2_000_000_000 + n}\n" for n in range(80))
+    path.write_text("user,item,timestamp\n" + rows)
+    return path
+
+
+@pytest.fixture(scope="session")
 def run(commands: Commands, recipe: Path, dataset: Path, place: Path) -> Path:
     return trained(commands, recipe, dataset, place / "run")
 

@@ -12,6 +12,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pytest
 
 from crossbatch.data import open_dataset
@@ -62,6 +63,8 @@ def victims(
     run: Path,
     bundle: Path,
     content_bundle: Path,
+    growing: Path,
+    day: Path,
     place: Path,
 ) -> dict[str, Victim]:
     train = ["--data", dataset, "--resume", "--quiet"]
@@ -69,6 +72,14 @@ def victims(
     options = [word for each in guarded for word in ("--set", each)]
     items = place / "items.csv"
     items.write_text("item,title,category\nnew,A new one,x\n")
+    stock = place / "stock.csv"
+    stock.write_text(f"item,stock\n{open_bundle(bundle).item_keys([1])[0]},3\n")
+    users = place / "users.parquet"
+    histories = [["B00000001"], ["B00000002", "B00000003"]]
+    pl.DataFrame({"user": ["a", "b"], "history": histories}).write_parquet(users)
+    older = place / "older"
+    older.mkdir(exist_ok=True)
+    shutil.copy(users, older / "lists.parquet")
     space = place / "space.toml"
     space.write_text("[train]\nlr = { low = 0.001, high = 0.1, log = true }\n")
     grid = ["--models", "youtube_dnn", "--samplers", "in_batch,balanced", "--seeds", 0]
@@ -78,6 +89,14 @@ def victims(
             fingerprints.of_dataset,
             whole_or_absent,
             share=0.27,
+        ),
+        "prepare --append": Victim(
+            # in place: at no moment may there be none, and a repeated command adds nothing twice
+            lambda out: ["prepare", day, "--append", out, "--out", out, "--overwrite", "--quiet"],
+            fingerprints.of_dataset,
+            lambda out: open_dataset(out).verify(),
+            begin=lambda out: shutil.copytree(growing, out) and None,
+            share=0.12,
         ),
         "train": Victim(
             lambda out: ["train", recipe, "--out", out, *train],
@@ -91,6 +110,26 @@ def victims(
             lambda _: None,
             share=0.1,
         ),
+        "train of an own tower": Victim(
+            lambda out: [
+                "train", recipe, "--out", out, *train, "--set", 'model.name="auto"',
+                "--set", 'model.user_tower="own_towers:MeanLayer"',
+            ],
+            fingerprints.of_run,
+            lambda _: None,
+            share=0.25,
+        ),
+        "recommend --users": Victim(
+            # over an older file
+            lambda out: [
+                "recommend", bundle, "--users", users, "--out", out / "lists.parquet", "-k", 5,
+                "--quiet", "--overwrite",
+            ],
+            fingerprints.files,
+            lambda out: pl.read_parquet(out / "lists.parquet").height and None,
+            begin=lambda out: shutil.copytree(older, out) and None,
+            share=0.15,
+        ),
         "items add": Victim(
             lambda out: [
                 "items", "add", content_bundle, items, "--out", out, "--quiet", "--overwrite",
@@ -98,6 +137,22 @@ def victims(
             fingerprints.of_bundle,
             lambda out: open_bundle(out) and None,
             begin=lambda out: shutil.copytree(content_bundle, out) and None,
+            share=0.1,
+        ),
+        "items set": Victim(
+            lambda out: [
+                "items", "set", bundle, stock, "--filter-column", "stock:integer", "--out", out,
+                "--quiet", "--overwrite",
+            ],
+            fingerprints.of_bundle,
+            lambda out: open_bundle(out) and None,
+            begin=lambda out: shutil.copytree(bundle, out) and None,
+            share=0.1,
+        ),
+        "train --from": Victim(
+            lambda out: ["train", recipe, "--out", out, *train, "--from", bundle],
+            fingerprints.of_run,
+            lambda _: None,
             share=0.1,
         ),
         "tune": Victim(
@@ -151,9 +206,14 @@ def kill(commands: Commands, argv: list[object], usual: Ended, rng: Random) -> E
     "name",
     [
         "prepare",
+        "prepare --append",
         "train",
         "export",
+        "items set",
+        "train --from",
         pytest.param("train with a guarded bank", marks=pytest.mark.slow),
+        pytest.param("train of an own tower", marks=pytest.mark.slow),
+        pytest.param("recommend --users", marks=pytest.mark.slow),
         pytest.param("items add", marks=pytest.mark.slow),
         pytest.param("tune", marks=pytest.mark.slow),
         pytest.param("reproduce", marks=pytest.mark.slow),

@@ -46,7 +46,8 @@ def shrink(patch, group=4):
 
 @pytest.fixture(params=["whole rows", "streamed"])
 def either_way(request, monkeypatch):
-    """Both ways to a list: a small catalogue's own, and that of a large one."""
+    """Both ways to score every item: a small catalogue's own, and that of a large one."""
+    monkeypatch.setattr(index_module.CoarseScores, "pay", lambda *_: False)
     if request.param == "streamed":
         stream(monkeypatch)
 

@@ -108,6 +108,19 @@ def test_saved_and_loaded_it_answers_the_same(index, tmp_path):
     assert torch.equal(again.search(users(5, 3), 9).item_ids, index.search(users(5, 3), 9).item_ids)
 
 
+def test_bug_rows_of_a_forged_file_were_looked_up(index, tmp_path):
+    """A number beyond the catalogue failed only in a search; a repeated one lost an item."""
+    path = tmp_path / "index.faiss"
+    index.save(path)
+    content = path.read_bytes()
+    row = (index.num_items - 1).to_bytes(8, "little")  # where the last row is kept
+    assert content.count(row) == 1
+    for forged in (10**11, 0, 2**63):
+        path.write_bytes(content.replace(row, forged.to_bytes(8, "little")))
+        with pytest.raises(ValueError, match="does not hold each item of the catalogue once"):
+            IVFIndex.load(path, index.vectors, probes=index.probes)
+
+
 def test_the_cells_are_kept_over_other_items(index):
     more = torch.cat([index.vectors, 3 * clustered(50, seed=9)[1:]])
     larger = index.over(more)

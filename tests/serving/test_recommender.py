@@ -105,12 +105,12 @@ def test_impossible_list_lengths(id_bundle, k):
     [
         ({"agee": 3}, "did you mean 'age'"),
         ({"shoe": 3}, "its user features are: region, age"),
-        ({"age": float("nan")}, "'age' is numeric: got nan"),
-        ({"age": float("inf")}, "'age' is numeric: got inf"),
-        ({"age": "old"}, "'age' is numeric: got 'old'"),
-        ({"age": [1, 2]}, "'age' is numeric"),
-        ({"region": ["a"]}, "'region' is categorical"),
-        ({"region": {"a": 1}}, "'region' is categorical"),
+        ({"age": float("nan")}, "'age' must be .*numeric.*got nan"),
+        ({"age": float("inf")}, "'age' must be .*numeric.*got inf"),
+        ({"age": "old"}, "'age' must be .*numeric.*got 'old'"),
+        ({"age": [1, 2]}, "'age' must be .*numeric"),
+        ({"region": ["a"]}, "'region' must be .*categorical"),
+        ({"region": {"a": 1}}, "'region' must be .*categorical"),
     ],
 )
 def test_invalid_features(content_bundle, features, message):

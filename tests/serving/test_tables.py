@@ -1,5 +1,9 @@
 """Tables written in pieces: one file, complete or absent."""
 
+import csv
+import subprocess
+import sys
+
 import polars as pl
 import pytest
 
@@ -44,3 +48,31 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"must end in \.parquet, \.csv, \.jsonl, got 't'"):
         table_file(tmp_path / "t", overwrite=False).__enter__()
     assert not list(tmp_path.iterdir())
+
+
+def test_bug_what_a_killed_writer_left_stayed_for_ever(tmp_path):
+    """The next one that writes the same file removes it, unless its process still writes."""
+    out = tmp_path / "t.csv"
+    program = (
+        "import os, sys, pathlib, polars as pl\n"
+        "from crossbatch.serving.tables import table_file\n"
+        "with table_file(pathlib.Path(sys.argv[1]), overwrite=False) as add:\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program, out], check=False).returncode == -9
+    assert len(list(tmp_path.iterdir())) == 1
+    with table_file(out, overwrite=False) as add:
+        add(pl.DataFrame({"x": [1]}))
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_spreadsheets_compute_nothing_of_a_csv(tmp_path):
+    cells = ["=1+1", "+cmd", "-2+3|x", "@sum", "\tx", "-5", "+1.5", "a=b", ""]
+    for out in (tmp_path / "t.csv", tmp_path / "t.parquet"):
+        with table_file(out, overwrite=False) as add:
+            add(pl.DataFrame({"item": cells, "score": [-1.0] * len(cells)}))
+    with (tmp_path / "t.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["item"] for row in rows] == ["'" + cell for cell in cells[:5]] + cells[5:]
+    assert {row["score"] for row in rows} == {"-1.0"}
+    assert pl.read_parquet(tmp_path / "t.parquet")["item"].to_list() == cells

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from crossbatch.adapters import needs
@@ -48,6 +49,9 @@ class CrossBatchLoss(nn.Module):
         normalize: Whether scores are cosines rather than dot products.
         item_counts: `[R]` how often each label is a positive; needs labels 0 … R − 1.
         item_gradient: `"balanced"` or `"paper"`; see `CrossBatchSoftmax`.
+        symmetric: Whether the loss is the mean of both directions, as that of
+            `MultipleNegativesSymmetricRankingLoss`.
+        gather_across_devices: Whether the positives of all processes are negatives, with gradient.
     """
 
     def __init__(
@@ -60,6 +64,8 @@ class CrossBatchLoss(nn.Module):
         normalize: bool = True,
         item_counts: Tensor | None = None,
         item_gradient: str = "balanced",
+        symmetric: bool = False,
+        gather_across_devices: bool = False,
     ) -> None:
         super().__init__()
         dim = model.get_embedding_dimension()
@@ -68,8 +74,15 @@ class CrossBatchLoss(nn.Module):
         self.model = model
         self.normalize = normalize
         self.softmax = CrossBatchSoftmax(
-            dim, capacity, warmup_steps, item_counts, temperature, item_gradient
+            dim,
+            capacity,
+            warmup_steps,
+            item_counts,
+            temperature,
+            item_gradient,
+            symmetric=symmetric,
         )
+        self.gather_across_devices = gather_across_devices
 
     def forward(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None
@@ -88,6 +101,8 @@ class CrossBatchLoss(nn.Module):
         if by_text and self.softmax.frequency is not None:
             raise ValueError("item_counts needs an integer column label with the positives' ids")
         ids = text_ids(columns[1]) if by_text else labels
+        if self.gather_across_devices and dist.is_initialized():  # once the trainer has begun
+            self.softmax.process_group = dist.group.WORLD
         extra = None
         for column, vector in zip(columns[2:], vectors[2:], strict=True):
             more = Candidates(
@@ -108,6 +123,8 @@ class CrossBatchLoss(nn.Module):
             "warmup_steps": self.softmax.warmup_steps,
             "temperature": self.softmax.temperature,
             "item_gradient": self.softmax.item_gradient,
+            "symmetric": self.softmax.symmetric,
+            "gather_across_devices": self.gather_across_devices,
             "normalize": self.normalize,
         }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from crossbatch.retrieval.allowed import Allowed
 from crossbatch.retrieval.choice import IndexFacts, choose_index
 from crossbatch.retrieval.index import ExactIndex, Index, TopK
 from crossbatch.retrieval.ivf import IVFIndex
@@ -14,6 +15,7 @@ INDEXES: dict[str, Callable[..., Index]] = {
 
 __all__ = [
     "INDEXES",
+    "Allowed",
     "ExactIndex",
     "IVFIndex",
     "Index",

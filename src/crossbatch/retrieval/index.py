@@ -13,6 +13,7 @@ that nearly all the work is one vectorised maximum, and little is left to sort.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Protocol
 
 import torch
@@ -20,6 +21,8 @@ from torch import Tensor
 
 from crossbatch.kernels.topk_scan import scores_above
 from crossbatch.queries import Queries, rows_of, weights_of
+from crossbatch.retrieval.allowed import Allowed
+from crossbatch.retrieval.coarse import CoarseScores
 
 # A tile of scores is at most this many numbers (4 MB): it stays in cache between the GEMM that
 # writes it and the scan that reads it.
@@ -32,6 +35,9 @@ SMALL_ITEMS = 1 << 15
 FEW_ROWS, FEW_ITEMS = 16, 1 << 16
 MAX_GROUP = 32  # items of a group in tiles
 MAX_ROW_GROUP = 16  # columns of a group in whole rows
+# Where fewer than 1 / FEW_ALLOWED of the items may be returned, their vectors are copied and
+# searched; otherwise all are scored, and the scores of the others are masked.
+FEW_ALLOWED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +61,18 @@ class Index(Protocol):
         """Number of items that can be returned; ids run from 1 to this."""
         ...
 
-    def search(self, interests: Tensor | Queries, k: int, *, exclude: Tensor | None = None) -> TopK:
+    def search(
+        self,
+        interests: Tensor | Queries,
+        k: int,
+        *,
+        exclude: Tensor | None = None,
+        allowed: Tensor | Allowed | None = None,
+    ) -> TopK:
         """Return the k items of largest score for each of B users.
 
-        That is the maximum over interests `[B, K, d]`, or what `Queries` give together.
+        That is the maximum over interests `[B, K, d]`, or what `Queries` give together. Ids in
+        `exclude` `[B, X]` are left out for that user, items outside `allowed` for all.
         """
         ...
 
@@ -92,34 +106,88 @@ class ExactIndex:
         return len(self.vectors) - 1
 
     @torch.no_grad()
-    def search(self, interests: Tensor | Queries, k: int, *, exclude: Tensor | None = None) -> TopK:
+    def search(
+        self,
+        interests: Tensor | Queries,
+        k: int,
+        *,
+        exclude: Tensor | None = None,
+        allowed: Tensor | Allowed | None = None,
+    ) -> TopK:
         """Return the k items of largest `max over interests of interest · item` for each user.
 
         Args:
             interests: `[B, K, d]` vectors of B users, or their `Queries`.
             k: Length of the lists. More than the catalogue holds is allowed: see `TopK`.
             exclude: `[B, X]` item ids never to return for that user; 0 means none.
+            allowed: `[N + 1]` bool, the items that may be returned to any user, or an `Allowed`,
+                which is prepared once for many searches; None: all.
         """
-        self.check(interests, k, exclude)
-        B, K, _ = weights_of(interests)[0].shape
+        self.check(interests, k, exclude, allowed)
         interests = interests.detach().to(self.vectors)
+        if allowed is not None:
+            allowed = Allowed.of(allowed).to(self.vectors.device)
+            if allowed.count * FEW_ALLOWED < self.num_items:
+                return self._search_few(interests, k, exclude, allowed)
+        if not len(interests):
+            best = RunningTopK(0, k, like=self.vectors)
+            return TopK(best.scores, best.item_ids)
+        if not CoarseScores.pay(self.vectors, interests, k):
+            return self._search_all(interests, k, exclude, allowed)
+        scores, item_ids, certain = self._coarse.search(interests, k, exclude, allowed)
+        rest = (~certain).nonzero().squeeze(1)
+        if len(rest):
+            banned = None if exclude is None else exclude[rest]
+            found = self._search_all(rows_of(interests, rest), k, banned, allowed)
+            scores[rest], item_ids[rest] = found.scores, found.item_ids
+        return TopK(scores, item_ids)
+
+    @cached_property
+    def _coarse(self) -> CoarseScores:
+        return CoarseScores(self.vectors)
+
+    def _search_few(
+        self, interests: Tensor | Queries, k: int, exclude: Tensor | None, allowed: Allowed
+    ) -> TopK:
+        """Search a copy of the allowed items' vectors; their order keeps that of the ids."""
+        if not allowed.count:
+            best = RunningTopK(len(interests), k, like=self.vectors)
+            return TopK(best.scores, best.item_ids)
+        item_ids = allowed.item_ids
+        if exclude is not None:
+            banned = exclude.to(item_ids).contiguous()
+            rows = torch.searchsorted(item_ids, banned).clamp_max(len(item_ids) - 1)
+            exclude = rows.where(item_ids[rows] == banned, 0)
+        found = ExactIndex(allowed.rows_of(self.vectors)).search(interests, k, exclude=exclude)
+        return TopK(found.scores, item_ids[found.item_ids])
+
+    def _search_all(
+        self,
+        interests: Tensor | Queries,
+        k: int,
+        exclude: Tensor | None,
+        allowed: Allowed | None,
+    ) -> TopK:
+        """Score every item exactly, in blocks of users."""
+        B, K, _ = weights_of(interests)[0].shape
         # Long lists and many interests make the block smaller, so that memory stays bounded.
         rows = max(1, min(BLOCK_ROWS // K, 2 * TILE_SCORES // k))
         whole = k < self.num_items <= (FEW_ITEMS if B * K <= FEW_ROWS else SMALL_ITEMS)
         if whole:
             rows = max(1, min(rows, 4 * TILE_SCORES // (K * self.num_items)))
-        if not B:
-            best = RunningTopK(0, k, like=self.vectors)
-            return TopK(best.scores, best.item_ids)
 
         def search(block: Tensor | Queries, banned: Tensor | None) -> TopK:
-            found = self._search_rows(block, k, banned) if whole else None
-            return found or self._search_block(block, k, banned)
+            found = self._search_rows(block, k, banned, allowed) if whole else None
+            return found or self._search_block(block, k, banned, allowed)
 
         return search_blocks(search, interests, exclude, rows)
 
     def _search_rows(
-        self, interests: Tensor | Queries, k: int, exclude: Tensor | None
+        self,
+        interests: Tensor | Queries,
+        k: int,
+        exclude: Tensor | None,
+        allowed: Allowed | None,
     ) -> TopK | None:
         """Score all items at once; None where equal scores make the k-th item ambiguous."""
         vectors, log_weights = weights_of(interests)
@@ -136,10 +204,18 @@ class ExactIndex:
         if exclude is not None:
             inside = (exclude > 0) & (exclude <= self.num_items)
             scores.scatter_(1, exclude.where(inside, 0).long(), -torch.inf)
+        if allowed is not None:
+            scores[:, :columns].add_(allowed.penalty)
         found = best_of_rows(scores, k, group)
         return None if found is None else TopK(*found)
 
-    def _search_block(self, interests: Tensor | Queries, k: int, exclude: Tensor | None) -> TopK:
+    def _search_block(
+        self,
+        interests: Tensor | Queries,
+        k: int,
+        exclude: Tensor | None,
+        allowed: Allowed | None,
+    ) -> TopK:
         """Stream the catalogue past one block of users."""
         vectors, log_weights = weights_of(interests)
         b, K, d = vectors.shape
@@ -149,6 +225,8 @@ class ExactIndex:
         tile_items = _tile_items(self.num_items, K * b)
         tile = self.vectors.new_empty(tile_items, K, b)
         best = RunningTopK(b, k, like=self.vectors)
+        # Adding −∞ costs the same whatever the mask; filling by a mask is slow where it is mixed.
+        penalty = None if allowed is None else allowed.penalty
         banned = None if exclude is None else _by_item(exclude.to(self.vectors.device))
         for start in range(1, self.num_items + 1, tile_items):
             items = self.vectors[start : start + tile_items]
@@ -157,6 +235,8 @@ class ExactIndex:
             torch.mm(items, queries, out=tile[:n].view(n, K * b))
             filled = -(-n // group) * group
             tile[n:filled] = -torch.inf
+            if penalty is not None:
+                tile[:n].view(n, K * b).add_(penalty[start : start + n, None])
             if banned is not None:
                 item_ids, users = banned
                 ends = torch.searchsorted(item_ids, item_ids.new_tensor([start, start + n]))
@@ -173,7 +253,13 @@ class ExactIndex:
         best.merge(items_seen=self.num_items)
         return TopK(best.scores, best.item_ids)
 
-    def check(self, interests: Tensor | Queries, k: int, exclude: Tensor | None) -> None:
+    def check(
+        self,
+        interests: Tensor | Queries,
+        k: int,
+        exclude: Tensor | None,
+        allowed: Tensor | Allowed | None = None,
+    ) -> None:
         """Raise `ValueError` for arguments that no index could answer."""
         d = self.vectors.shape[1]
         vectors, log_weights = weights_of(interests)
@@ -192,6 +278,13 @@ class ExactIndex:
                 )
             if exclude.is_floating_point():
                 raise ValueError(f"exclude must hold integer item ids, got {exclude.dtype}")
+        if allowed is not None:
+            mask = Allowed.of(allowed).mask
+            if mask.dtype != torch.bool or mask.shape != self.vectors.shape[:1]:
+                raise ValueError(
+                    f"allowed must be bool of shape [{len(self.vectors)}], "
+                    f"got {mask.dtype} {list(mask.shape)}"
+                )
         _require_finite("interests", vectors)
         if log_weights is not None and len(vectors):
             _require_finite("the largest log-weight of each user", log_weights.amax(dim=1))

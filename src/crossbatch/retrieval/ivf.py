@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from crossbatch.queries import Queries, rows_of, weights_of
-from crossbatch.retrieval.index import ExactIndex, TopK, search_blocks
+from crossbatch.retrieval.allowed import Allowed
+from crossbatch.retrieval.index import FEW_ALLOWED, ExactIndex, TopK, search_blocks
 
 OVERSAMPLING = 2  # candidates for each place of a list: codes of 8 bits are not quite in order
 SMALL = 8  # lists longer than 1/SMALL of the catalogue are made exactly
@@ -62,12 +63,31 @@ class IVFIndex:
 
     @classmethod
     def load(cls, path: Path, vectors: Tensor, *, probes: int) -> Self:
-        """Read what `save` wrote.  The file is parsed by faiss: load only trusted ones."""
+        """Read what `save` wrote.  The file is parsed by faiss: load only trusted ones.
+
+        Raises:
+            ValueError: If it is no such index, or does not hold the rows 1 … N once each.
+        """
         faiss = load_faiss()
         try:
-            return cls(vectors, faiss.read_index(str(path)), probes)
+            index = cls(vectors, faiss.read_index(str(path)), probes)
         except RuntimeError as error:
             raise ValueError(f"{path} is no index that faiss can read: {error}") from None
+        if not torch.equal(index._stored_rows(faiss), torch.arange(index.num_items)):
+            raise ValueError(f"{path} does not hold each item of the catalogue once")
+        return index
+
+    def _stored_rows(self, faiss: Any) -> Tensor:
+        """Numbers of all rows in the cells, ascending; those of a file may be anything."""
+        lists = getattr(self._cells, "invlists", None)
+        if lists is None or lists.nlist != self.num_cells:
+            raise ValueError("the index has no cells; build it again")
+        found = [
+            torch.from_numpy(faiss.rev_swig_ptr(lists.get_ids(cell), lists.list_size(cell)))
+            for cell in range(lists.nlist)
+            if lists.list_size(cell)
+        ]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *found]).sort().values
 
     def save(self, path: Path) -> None:
         """Write the cells, without the vectors."""
@@ -100,7 +120,14 @@ class IVFIndex:
         return int(self._cells.nlist)
 
     @torch.no_grad()
-    def search(self, interests: Tensor | Queries, k: int, *, exclude: Tensor | None = None) -> TopK:
+    def search(
+        self,
+        interests: Tensor | Queries,
+        k: int,
+        *,
+        exclude: Tensor | None = None,
+        allowed: Tensor | Allowed | None = None,
+    ) -> TopK:
         """Return k items of large `max over interests of interest · item` for each user.
 
         What any interest finds is scored exactly. Lists are as long as the exact ones: a user for
@@ -110,22 +137,41 @@ class IVFIndex:
             interests: `[B, K, d]` vectors of B users, or their `Queries`.
             k: Length of the lists.
             exclude: `[B, X]` item ids never to return for that user; 0 means none.
+            allowed: `[N + 1]` bool, the items that may be returned to any user, or an `Allowed`;
+                None: all.
         """
-        self._exact.check(interests, k, exclude)
+        self._exact.check(interests, k, exclude, allowed)
         interests = interests.detach().to(self.vectors)
         B, K, d = weights_of(interests)[0].shape
         width = OVERSAMPLING * k + (0 if exclude is None else exclude.shape[1])
-        if not B or width * SMALL > self.num_items:
-            return self._exact.search(interests, k, exclude=exclude)
+        num_allowed = self.num_items
+        if allowed is not None:
+            allowed = Allowed.of(allowed)
+            num_allowed = allowed.count
+        few = num_allowed * FEW_ALLOWED < self.num_items
+        if not B or few or width * SMALL > num_allowed:
+            return self._exact.search(interests, k, exclude=exclude, allowed=allowed)
+        # So many more that enough of them may be returned; for users of whom that is not true,
+        # faiss skips what may not.
+        width = math.ceil(width * self.num_items / num_allowed)
         rows = max(1, BLOCK_NUMBERS // (K * width * d))
-        search = partial(self._search_block, k, width)
+        search = partial(self._search_block, k, width, allowed)
         return search_blocks(search, interests, exclude, rows)
 
     def _search_block(
-        self, k: int, width: int, interests: Tensor | Queries, exclude: Tensor | None
+        self,
+        k: int,
+        width: int,
+        allowed: Allowed | None,
+        interests: Tensor | Queries,
+        exclude: Tensor | None,
+        *,
+        skip: bool = False,
     ) -> TopK:
+        """Search for one block of users; with `skip` faiss leaves out what is not allowed."""
         vectors, log_weights = weights_of(interests)
-        candidates = self._candidates(vectors, width)  # [b, C] ascending, 0 where there is none
+        # [b, C] ascending, 0 where there is none
+        candidates = self._candidates(vectors, width, allowed if skip else None)
         scores = torch.bmm(self.vectors[candidates], vectors.transpose(1, 2))  # [b, C, K]
         if log_weights is None:
             scores = scores.amax(dim=2)
@@ -133,6 +179,8 @@ class IVFIndex:
             scores = (scores + log_weights.unsqueeze(1)).logsumexp(dim=2)
         blank = candidates == 0
         blank[:, 1:] |= candidates[:, 1:] == candidates[:, :-1]  # found by several interests
+        if allowed is not None and not skip:
+            blank |= ~allowed.mask[candidates]
         if exclude is not None and exclude.shape[1]:
             blank |= _among(candidates, exclude)
         scores.masked_fill_(blank, -torch.inf)
@@ -142,11 +190,15 @@ class IVFIndex:
         short = (top.scores[:, -1] == -torch.inf).nonzero().flatten()
         if len(short):
             banned = None if exclude is None else exclude[short]
-            again = self._exact.search(rows_of(interests, short), k, exclude=banned)
+            rest = rows_of(interests, short)
+            if allowed is not None and not skip:
+                again = self._search_block(k, width, allowed, rest, banned, skip=True)
+            else:
+                again = self._exact.search(rest, k, exclude=banned, allowed=allowed)
             top.scores[short], top.item_ids[short] = again.scores, again.item_ids
         return top
 
-    def _candidates(self, interests: Tensor, width: int) -> Tensor:
+    def _candidates(self, interests: Tensor, width: int, allowed: Allowed | None) -> Tensor:
         """Ids `[b, K·width]` that faiss finds for any interest, ascending; 0 for none."""
         faiss = load_faiss()
         faiss.omp_set_num_threads(torch.get_num_threads())
@@ -154,9 +206,17 @@ class IVFIndex:
         _, rows = self._cells.search(
             interests.reshape(b * K, d).contiguous().cpu().numpy(),
             width,
-            params=faiss.SearchParametersIVF(nprobe=self.probes),
+            params=faiss.SearchParametersIVF(**self._parameters(allowed)),
         )
         return (torch.from_numpy(rows) + 1).view(b, K * width).sort(dim=1).values
+
+    def _parameters(self, allowed: Allowed | None) -> dict[str, Any]:
+        if allowed is None:
+            return {"nprobe": self.probes}
+        # The best of fewer items lie in more cells: as many allowed ones must be read as without.
+        probes = math.ceil(self.probes * self.num_items / allowed.count)
+        selector = load_faiss().IDSelectorBitmap(allowed.bits)
+        return {"nprobe": min(probes, self.num_cells), "sel": selector}
 
 
 def load_faiss() -> Any:

@@ -5,22 +5,33 @@ open_recommender(Path("runs/first")).recommend([["i17", "i4"]], k=20)
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from crossbatch.data.dataset.features import read_encoders
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import encode_items
+from crossbatch.models.own_towers import is_path
+from crossbatch.queries import feature_rows
 from crossbatch.retrieval import ExactIndex
 from crossbatch.serving.bundle.manifest import MANIFEST
-from crossbatch.serving.bundle.model_files import HistoryEncoder
+from crossbatch.serving.bundle.model_files import HistoryEncoder, read_schema
 from crossbatch.serving.bundle.opening import open_bundle
+from crossbatch.serving.bundle.own_users import (
+    MOST_IDS,
+    OwnUsers,
+    UserSide,
+    ids_as_vectors,
+    reads_vectors,
+)
 from crossbatch.serving.recommender import Recommender
 from crossbatch.serving.user_features import Profiles, feature_tables
 from crossbatch.training.run_folder import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     import numpy as np
     from torch import Tensor
@@ -30,8 +41,9 @@ if TYPE_CHECKING:
 RUN = "config.json"
 
 
-def open_recommender(path: Path, *, data: Path | None = None) -> Recommender:
+def open_recommender(path: Path | str, *, data: Path | str | None = None) -> Recommender:
     """Open a bundle folder or a run folder; `data` is the run's dataset folder if it has moved."""
+    path = Path(path)
     if (path / MANIFEST).is_file():
         return open_bundle(path)
     if (path / RUN).is_file():
@@ -41,21 +53,69 @@ def open_recommender(path: Path, *, data: Path | None = None) -> Recommender:
 
 def run_recommender(saved: SavedRun) -> Recommender:
     """The run's best model over the dataset's items, searched exactly."""
-    dataset, towers = saved.dataset, saved.towers
+    dataset, users = saved.dataset, user_side(saved)
+    towers: Any = saved.towers
+    length = saved.recipe.train.history_length
     vectors = history_vectors = encode_items(towers, dataset.num_items)
-    if towers.history != "item_tower":
+    if users is not None and users.by_ids:
+        history_vectors = ids_as_vectors(dataset.num_items)
+    elif saved.recipe.model.model or towers.history != "item_tower":
         history_vectors = encode_items(HistoryEncoder(towers), dataset.num_items)
+    if users is not None:
+        towers = OwnUsers(users, users.schema, length)
     encoders = read_encoders(dataset.path / "features/users")
-    names = feature_names(saved.recipe.model.user_features, dataset.user_features)
+    context_encoders = read_encoders(dataset.path / "features/context")
     return Recommender(
         dataset,
         towers,
         item_vectors=vectors,
         history_vectors=history_vectors,
         index=ExactIndex(vectors),
-        history_length=saved.recipe.train.history_length,
-        user_encoders={name: encoders[name] for name in names},
+        history_length=length,
+        user_encoders={name: encoders[name] for name in read_user_features(saved)},
+        context_encoders={name: context_encoders[name] for name in read_context(saved)},
     )
+
+
+def user_side(saved: SavedRun) -> UserSide | None:
+    """How the users of a run's model are asked; None for a recipe's own user towers."""
+    config = saved.recipe.model
+    if not is_path(config.name):
+        return None
+    folder = saved.dataset.path / "features"
+    schema = read_schema(folder / "users") | read_schema(folder / "context")
+    schema = {name: schema[name] for name in (*read_user_features(saved), *read_context(saved))}
+    if not config.model:
+        return UserSide(saved.towers, schema, by_ids=False)
+    split = "test" if saved.dataset.num_eval_users("test") else "valid"
+    length = saved.recipe.train.history_length
+    batch = next(saved.dataset.eval_batches(split, batch_size=8, history_length=length))
+    by_ids = not reads_vectors(saved.towers, batch.history, *feature_rows(saved.towers, batch))
+    if by_ids and saved.dataset.num_items >= MOST_IDS:
+        raise DataError(
+            f"{config.model} reads ids, of which there may be {MOST_IDS:,}: give it the methods "
+            "describe and interests of TwoTower"
+        )
+    return UserSide(saved.towers, schema, by_ids=by_ids)
+
+
+def read_user_features(saved: SavedRun) -> tuple[str, ...]:
+    """Names of the user features that a request may have.
+
+    Of a whole model of foreign code those that its `profile` reads, if it has one as `TwoTower`.
+    """
+    config = saved.recipe.model
+    if config.model and getattr(saved.towers, "profile", None) is None:
+        return ()
+    return feature_names(config.user_features, saved.dataset.user_features)
+
+
+def read_context(saved: SavedRun) -> tuple[str, ...]:
+    """Names of the context features that a request may have, as `read_user_features`."""
+    config = saved.recipe.model
+    if config.model and getattr(saved.towers, "profile", None) is None:
+        return ()
+    return feature_names(config.context, saved.dataset.context_features)
 
 
 def feature_names(chosen: Sequence[str], features: Mapping[str, Any]) -> tuple[str, ...]:
@@ -63,12 +123,19 @@ def feature_names(chosen: Sequence[str], features: Mapping[str, Any]) -> tuple[s
     return tuple(features) if tuple(chosen) == ("*",) else tuple(chosen)
 
 
-def run_profiles(saved: SavedRun, user_ids: Tensor) -> Profiles | None:
-    """The stored features of users `[B]` of the run's dataset, if its model reads any."""
-    features = saved.dataset.user_features
-    names = feature_names(saved.recipe.model.user_features, features)
-    tables = feature_tables({name: features[name] for name in names})
-    return Profiles(tables, user_ids) if tables else None
+def run_profiles(
+    saved: SavedRun, user_ids: Tensor, event_ids: Tensor | None = None
+) -> Profiles | None:
+    """The stored features of users `[B]` and events `[B]` of the run's dataset, if it reads any."""
+    features, context = saved.dataset.user_features, saved.dataset.context_features
+    tables = feature_tables({name: features[name] for name in read_user_features(saved)})
+    of_events = feature_tables({name: context[name] for name in read_context(saved)})
+    if not of_events:
+        return Profiles(tables, user_ids) if tables else None
+    assert event_ids is not None
+    chosen = {name: table.selected(user_ids) for name, table in tables.items()}
+    chosen |= {name: table.selected(event_ids) for name, table in of_events.items()}
+    return Profiles(chosen, torch.arange(len(user_ids)))
 
 
 def held_out_user(saved: SavedRun, number: int) -> tuple[np.ndarray, list[int], Profiles | None]:
@@ -76,11 +143,14 @@ def held_out_user(saved: SavedRun, number: int) -> tuple[np.ndarray, list[int], 
     total = saved.dataset.num_eval_users("test")
     if not 0 <= number < total:
         raise ConfigError(f"--user must be 0 to {total - 1}, got {number}")
-    length = saved.recipe.train.history_length
-    for batch in saved.dataset.eval_batches("test", history_length=length):
+    train, dataset = saved.recipe.train, saved.dataset
+    length, histories = train.history_length, train.histories
+    for batch in dataset.eval_batches("test", history_length=length, histories=histories):
         if number < len(batch.user_ids):
             history = batch.history[number]
-            profiles = run_profiles(saved, batch.user_ids[number : number + 1])
+            own = slice(number, number + 1)
+            events = None if batch.event_ids is None else batch.event_ids[own]
+            profiles = run_profiles(saved, batch.user_ids[own], events)
             return history[history > 0].numpy(), batch.targets[number].tolist(), profiles
         number -= len(batch.user_ids)
     raise AssertionError("unreachable: the number was checked against the count")

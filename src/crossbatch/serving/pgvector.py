@@ -27,7 +27,7 @@ import torch
 from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import ConfigError
 from crossbatch.queries import Queries, rows_of, weights_of
-from crossbatch.retrieval import TopK
+from crossbatch.retrieval import Allowed, TopK
 from crossbatch.serving.tables import item_frames
 
 if TYPE_CHECKING:
@@ -119,14 +119,23 @@ class PgVectorIndex:
         count = f"SELECT count(*) FROM {self._table}"  # noqa: S608 - the name is quoted
         return int(self._connection.run(count)[0][0])
 
-    def search(self, interests: Tensor | Queries, k: int, *, exclude: Tensor | None = None) -> TopK:
+    def search(
+        self,
+        interests: Tensor | Queries,
+        k: int,
+        *,
+        exclude: Tensor | None = None,
+        allowed: Tensor | Allowed | None = None,
+    ) -> TopK:
         """Return k items of large `max over interests of interest · item` for each user.
 
         Args:
             interests: `[B, K, d]` vectors of B users, or their `Queries`.
             k: Length of the lists.
             exclude: `[B, X]` item ids never to return for that user; 0 means none.
+            allowed: `[N + 1]` bool, the items that may be returned to any user; None: all.
         """
+        wanted = None if allowed is None else Allowed.of(allowed).item_ids[1:].tolist()
         scores = torch.full((len(interests), k), -torch.inf)
         item_ids = torch.zeros((len(interests), k), dtype=torch.long)
         with _transaction(self._connection):
@@ -137,7 +146,7 @@ class PgVectorIndex:
                 banned = [] if exclude is None else exclude[row].tolist()
                 best: dict[int, float] = {}
                 for interest in _present(user).tolist():
-                    for item, score in self._nearest(interest, k, banned):
+                    for item, score in self._nearest(interest, k, banned, wanted):
                         best[item] = max(score, best.get(item, -float("inf")))
                 if isinstance(user, Queries):
                     best = self._scores(user, list(best))
@@ -146,13 +155,17 @@ class PgVectorIndex:
                     item_ids[row, place], scores[row, place] = item, score
         return TopK(scores, item_ids)
 
-    def _nearest(self, interest: list[float], k: int, banned: list[int]) -> Any:
+    def _nearest(
+        self, interest: list[float], k: int, banned: list[int], wanted: list[int] | None
+    ) -> Any:
         return self._connection.run(
             f"SELECT id, -(vector <#> CAST(:user AS vector)) FROM {self._table} "  # noqa: S608
             "WHERE id <> ALL(CAST(:banned AS bigint[])) "
+            "AND (CAST(:wanted AS bigint[]) IS NULL OR id = ANY(CAST(:wanted AS bigint[]))) "
             "ORDER BY vector <#> CAST(:user AS vector) LIMIT :k",
             user=f"[{_joined(interest)}]",
             banned=f"{{{_joined(banned)}}}",
+            wanted=None if wanted is None else f"{{{_joined(wanted)}}}",
             k=k,
         )
 

@@ -6,7 +6,8 @@ recommend_users(bundle, Path("users.parquet"), Path("lists.parquet"), k=20)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -19,8 +20,7 @@ from crossbatch.serving.tables import scanned_table, table_file
 from crossbatch.serving.user_features import Profiles, feature_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
     from crossbatch.serving.recommender import Ranking, Recommender
 
@@ -44,11 +44,14 @@ class Tally:
 
 def recommend_users(
     recommender: Recommender,
-    users: Path,
-    out: Path,
+    users: Path | str,
+    out: Path | str,
     *,
     k: int,
     exclude_seen: bool = True,
+    filter: Mapping[str, Any] | None = None,  # noqa: A002 - named as in a request
+    candidates: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
     overwrite: bool = False,
     progress: Progress = silent,
 ) -> Tally:
@@ -61,6 +64,9 @@ def recommend_users(
         out: Parquet, CSV or JSON lines, by its suffix; written atomically.
         k: Length of the lists.
         exclude_seen: Whether items of a history stay out of its list.
+        filter: Conditions on the filter columns, for all users.
+        candidates: Keys of the only items that any list may hold.
+        exclude: Keys of items that no list may hold.
         overwrite: Replace an existing file.
         progress: Called with ("users", done, total).
 
@@ -69,10 +75,17 @@ def recommend_users(
         DataError: If the users cannot be read.
     """
     tally = Tally()
-    with table_file(out, overwrite=overwrite) as add:
-        for frame, total in _frames(users, list(recommender.user_encoders)):
+    banned = recommender.item_ids(list(exclude))
+    options = {
+        "exclude_seen": exclude_seen,
+        "allowed": recommender.allowed(filter, candidates),
+        "exclude": banned[banned > 0],
+    }
+    features = [*recommender.user_encoders, *recommender.context_encoders]
+    with table_file(Path(out), overwrite=overwrite) as add:
+        for frame, total in _frames(Path(users), features):
             for chunk in _chunks(frame):
-                add(_lists(recommender, chunk, k, exclude_seen=exclude_seen, tally=tally))
+                add(_lists(recommender, chunk, k, tally, options))
                 progress("users", tally.users, total)
     return tally
 
@@ -111,16 +124,17 @@ def _chunks(frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 
 def _lists(
-    recommender: Recommender, frame: pl.DataFrame, k: int, *, exclude_seen: bool, tally: Tally
+    recommender: Recommender, frame: pl.DataFrame, k: int, tally: Tally, options: dict[str, Any]
 ) -> pl.DataFrame:
     histories, unknown = _known(recommender, frame["history"])
     profiles = _profiles(recommender, frame)
-    ranking = recommender.rank(histories, k, exclude_seen=exclude_seen, profiles=profiles)
+    exclude = [options["exclude"]] * len(histories)
+    ranking = recommender.rank(histories, k, profiles=profiles, **options | {"exclude": exclude})
     tally.users += len(frame)
     tally.items += unknown + sum(map(len, histories))
     tally.unknown += unknown
     tally.popular += int(ranking.popular.sum())
-    lists = _named(recommender, frame["user"], ranking)
+    lists = named_lists(recommender, frame["user"], ranking)
     tally.rows += len(lists)
     return lists
 
@@ -139,16 +153,18 @@ def _known(recommender: Recommender, histories: pl.Series) -> tuple[list[np.ndar
 
 
 def _profiles(recommender: Recommender, frame: pl.DataFrame) -> Profiles | None:
-    given = [name for name in recommender.user_encoders if name in frame.columns]
+    encoders = {**recommender.user_encoders, **recommender.context_encoders}
+    given = [name for name in encoders if name in frame.columns]
     if not given:
         return None
-    features = encode_table(dict(recommender.user_encoders), frame.select(given))
+    features = encode_table(encoders, frame.select(given))
     blank = frame.select(pl.all_horizontal(pl.col(given).is_null())).to_series().to_numpy()
     rows = torch.from_numpy(np.where(blank, -1, np.arange(len(frame))))
     return Profiles(feature_tables(features), rows)
 
 
-def _named(recommender: Recommender, users: pl.Series, ranking: Ranking) -> pl.DataFrame:
+def named_lists(recommender: Recommender, users: pl.Series, ranking: Ranking) -> pl.DataFrame:
+    """The lists of a ranking as rows of user, rank, item, title and score."""
     ids = ranking.top.item_ids.numpy()
     B, k = ids.shape
     distinct, where = np.unique(ids, return_inverse=True)

@@ -5,7 +5,8 @@ recommender.recommend([["i17", "i4"]], k=20)[0].items[0].title
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,14 @@ import torch
 
 from crossbatch.errors import ConfigError
 from crossbatch.queries import Queries, weights_of
-from crossbatch.retrieval import TopK
-from crossbatch.serving.user_features import Profiles, encode_profiles, with_profiles
+from crossbatch.retrieval import Allowed, TopK
+from crossbatch.serving.filters import no_columns
+from crossbatch.serving.user_features import (
+    NO_ENCODERS,
+    Profiles,
+    encode_profiles,
+    with_profiles,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from crossbatch.models import TwoTower
     from crossbatch.retrieval import Index
     from crossbatch.serving.bundle.opening import StoredCatalogue
+    from crossbatch.serving.filters import FilterColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class ScoredItem:
 class Recommendation:
     """A user's list, best first."""
 
-    items: list[ScoredItem]  # at most k; fewer only if the catalogue has no more to offer
+    items: list[ScoredItem]  # at most k; fewer only if no more items may be shown
     unknown: list[str]  # keys of the history that are no items of the catalogue
     popular: bool = False  # nothing was known of the user: these are the most popular items
 
@@ -64,6 +72,7 @@ class Ranking:
     interest: Tensor  # number of the best matching interest [B, k]
     popular: Tensor  # [B], True where nothing was known of a user
     because: Tensor | None = None  # item of the history behind it [B, k], where there is one
+    seconds: dict[str, float] = field(default_factory=dict)  # spent in "tower" and "search"
 
 
 class Recommender:
@@ -78,6 +87,8 @@ class Recommender:
         index: Over `item_vectors`.
         history_length: Most recent items that describe a user, L.
         user_encoders: Fitted encoders of the user features, by name.
+        filters: Columns that a filter may name, if there are any.
+        context_encoders: Those of the context of requests.
     """
 
     def __init__(
@@ -90,10 +101,14 @@ class Recommender:
         index: Index,
         history_length: int,
         user_encoders: Mapping[str, Encoder],
+        filters: FilterColumns | None = None,
+        context_encoders: Mapping[str, Encoder] = NO_ENCODERS,
     ) -> None:
         self.catalogue, self.towers, self.index = catalogue, towers, index
         self.item_vectors, self.history_vectors = item_vectors, history_vectors
         self.history_length, self.user_encoders = history_length, user_encoders
+        self.filters = filters
+        self.context_encoders = context_encoders
 
     @property
     def num_items(self) -> int:
@@ -129,15 +144,19 @@ class Recommender:
         return self.catalogue.item_titles(ids)
 
     def users(
-        self, history: Tensor, user_features: Sequence[Mapping[str, Any] | None] | None = None
+        self,
+        history: Tensor,
+        user_features: Sequence[Mapping[str, Any] | None] | None = None,
+        context: Sequence[Mapping[str, Any] | None] | None = None,
     ) -> Tensor | Queries:
         """Interests `[B, K, d]`, or `Queries`, of histories `[B, L]` of item ids, padded with 0.
 
         Args:
             history: Oldest item first.
             user_features: Of each user, values by name; None where nothing is known.
+            context: Likewise of each request.
         """
-        return self.interests(history, self.profiles(user_features, len(history)))
+        return self.interests(history, self.profiles(user_features, len(history), context))
 
     @torch.no_grad()
     def interests(self, history: Tensor, profiles: Profiles | None = None) -> Tensor | Queries:
@@ -149,17 +168,22 @@ class Recommender:
         return towers.interests(vectors, mask, profiles.rows)
 
     def profiles(
-        self, user_features: Sequence[Mapping[str, Any] | None] | None, users: int
+        self,
+        user_features: Sequence[Mapping[str, Any] | None] | None,
+        users: int,
+        context: Sequence[Mapping[str, Any] | None] | None = None,
     ) -> Profiles | None:
-        """Encode the user features of a request, one entry for each of `users` users."""
-        if user_features is None:
+        """Encode user features and context of requests, one entry for each of `users` users."""
+        for name, given in (("user_features", user_features), ("context", context)):
+            if given is not None and len(given) != users:
+                raise ConfigError(
+                    f"{name} must have one entry for each of {users} histories, got {len(given)}"
+                )
+        if user_features is None and context is None and not self.context_encoders:
             return None
-        if len(user_features) != users:
-            raise ConfigError(
-                f"user_features must have one entry for each of {users} histories, "
-                f"got {len(user_features)}"
-            )
-        return encode_profiles(self.user_encoders, user_features)
+        return encode_profiles(
+            self.user_encoders, user_features or [None] * users, self.context_encoders, context
+        )
 
     def recommend(
         self,
@@ -168,6 +192,10 @@ class Recommender:
         *,
         exclude_seen: bool = True,
         user_features: Sequence[Mapping[str, Any] | None] | None = None,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - named as in a request
+        candidates: Sequence[str] | None = None,
+        context: Sequence[Mapping[str, Any] | None] | None = None,
+        exclude: Sequence[str] = (),
     ) -> list[Recommendation]:
         """The k best items for each history of item keys, oldest first.
 
@@ -176,16 +204,24 @@ class Recommender:
             k: Length of the lists, 1 … `num_items`.
             exclude_seen: Whether items of the history stay out of the list.
             user_features: Of each user, values by name; None where nothing is known.
+            filter: Conditions on the filter columns; see `crossbatch.serving.filters`.
+            candidates: Keys of the only items that a list may hold; unknown ones have no effect.
+            context: Likewise of each request: what the model's context features were in training.
+                The hour and the day of the week (UTC) are those of the clock unless given.
+            exclude: Keys of items that no list may hold; unknown ones have no effect.
 
         Raises:
-            ConfigError: If k or a user feature cannot be honoured.
+            ConfigError: If k, a user feature or the filter cannot be honoured.
         """
         known, unknown = self.known(histories)
+        banned = self.item_ids(list(exclude))
         ranking = self.rank(
             known,
             k,
             exclude_seen=exclude_seen,
-            profiles=self.profiles(user_features, len(histories)),
+            profiles=self.profiles(user_features, len(histories), context),
+            exclude=[banned[banned > 0]] * len(histories),
+            allowed=self.allowed(filter, candidates),
         )
         return [
             Recommendation(self.named(ranking, row), keys, bool(ranking.popular[row]))
@@ -202,6 +238,24 @@ class Recommender:
             unknown.append([key for key, item in zip(history, row, strict=True) if not item])
         return ids, unknown
 
+    def allowed(
+        self,
+        filter: Mapping[str, Any] | None,  # noqa: A002
+        candidates: Sequence[str] | None,
+    ) -> Allowed | None:
+        """The items that meet a filter and are among the candidates; None for all items."""
+        found = None
+        if filter:
+            if self.filters is None:
+                raise no_columns("this model")
+            found = self.filters.allowed(filter)
+        if candidates is None:
+            return found
+        mask = torch.zeros(self.num_items + 1, dtype=torch.bool)
+        mask[torch.from_numpy(self.item_ids(list(candidates)))] = True
+        mask[0] = False
+        return Allowed(mask if found is None else mask & found.mask)
+
     @torch.no_grad()
     def rank(
         self,
@@ -210,32 +264,41 @@ class Recommender:
         *,
         exclude_seen: bool = True,
         profiles: Profiles | None = None,
+        exclude: Sequence[np.ndarray] | None = None,
+        allowed: Allowed | None = None,
     ) -> Ranking:
         """The k best items for each history of known item ids, as arrays.
 
         A user without a readable item and without features gets the most popular items.
+        `exclude` has further item ids for each user that must not be in the list, `allowed` those
+        that may be in any.
         """
         if not 1 <= k <= self.num_items:
             raise ConfigError(f"k must be 1 to {self.num_items} (all items), got {k}")
         readable = [row[row < len(self.history_vectors)] for row in histories]
         history = _padded([row[-self.history_length :] for row in readable])
-        exclude = _padded(histories) if exclude_seen else None
+        banned = [row if exclude_seen else row[:0] for row in histories]
+        if exclude is not None:
+            banned = [np.concatenate(pair) for pair in zip(banned, exclude, strict=True)]
+        left_out = _padded(banned) if any(map(len, banned)) else None
+        began = time.perf_counter()
         interests = self.interests(history, profiles)  # [B, K, d]
         if profiles is not None and not torch.isfinite(weights_of(interests)[0]).all():
             raise ConfigError("user features are too large: the model's answer is not finite")
-        top = self.index.search(interests, k, exclude=exclude)
+        encoded = time.perf_counter()
+        top = self.index.search(interests, k, exclude=left_out, allowed=allowed)
+        seconds = {"tower": encoded - began, "search": time.perf_counter() - encoded}
         popular = torch.tensor([not len(row) for row in readable], dtype=torch.bool)
         if profiles is not None:
-            popular &= profiles.rows < 0
+            popular &= ~profiles.is_told
         for row in popular.nonzero().flatten().tolist():
-            seen = histories[row] if exclude_seen else histories[row][:0]
-            top.item_ids[row], top.scores[row] = self._popular(k, seen)
+            top.item_ids[row], top.scores[row] = self._popular(k, banned[row], allowed)
         best = self._interest(interests, top.item_ids)
         because = None
         if isinstance(interests, Queries):
             because = history.gather(1, best.clamp(max=history.shape[1] - 1))
             because[popular] = 0
-        return Ranking(top, best, popular, because)
+        return Ranking(top, best, popular, because, seconds)
 
     def similar(self, key: str, k: int) -> list[ScoredItem]:
         """The k items of largest cosine with an item, itself left out.
@@ -286,16 +349,21 @@ class Recommender:
         """Item ids, the most popular first, `[num_items]`."""
         return np.argsort(-np.asarray(self.item_counts)[1:], kind="stable") + 1
 
-    def _popular(self, k: int, seen: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _popular(self, k: int, seen: np.ndarray, allowed: Allowed | None) -> tuple[Tensor, Tensor]:
         """The most popular items, and their shares of all training interactions."""
-        ids = self.by_popularity[: k + len(seen)]
+        ids = self.by_popularity
+        if allowed is not None:
+            ids = ids[allowed.mask.numpy()[ids]]
+        ids = ids[: k + len(seen)]
         ids = ids[~np.isin(ids, seen)][:k]
         counts = np.asarray(self.item_counts)
         shares = counts[ids] / max(1, int(counts.sum()))
         blank = k - len(ids)
         return (
             torch.from_numpy(np.pad(ids, (0, blank))),
-            torch.from_numpy(np.pad(shares.astype(np.float32), (0, blank))),
+            torch.from_numpy(
+                np.pad(shares.astype(np.float32), (0, blank), constant_values=-np.inf)
+            ),
         )
 
 

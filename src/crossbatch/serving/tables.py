@@ -5,8 +5,6 @@ write_vectors(bundle, Path("items.parquet"))
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,7 @@ import polars as pl
 
 from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.files import atomic_file
+from crossbatch.files import atomic_file, locked_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,9 +27,11 @@ SCANS: dict[str, Callable[[Path], pl.LazyFrame]] = {
 }
 SINKS: dict[str, Callable[[pl.LazyFrame, Path], Any]] = {
     ".parquet": lambda frame, path: frame.sink_parquet(path),
-    ".csv": lambda frame, path: frame.sink_csv(path),
+    ".csv": lambda frame, path: _without_formulas(frame).sink_csv(path),
     ".jsonl": lambda frame, path: frame.sink_ndjson(path),
 }
+FORMULA = r"^[=+\-@\t\r]"  # what spreadsheets compute
+NUMBER = r"^[+-]?[\d.]+$"
 PART_ROWS = 1 << 19
 CHUNK_ITEMS = 65_536
 
@@ -69,33 +69,38 @@ def table_file(
         raise ConfigError(f"{out} already exists: choose another --out or pass --overwrite")
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of {out} does not exist: make it first")
-    parts = Path(tempfile.mkdtemp(prefix=f".{out.name}.parts-", dir=out.parent))
     written: list[Path] = []
     waiting: list[pl.DataFrame] = []
+    with locked_folder(out) as parts:
 
-    def add(rows: pl.DataFrame) -> None:
-        waiting.append(rows)
-        if sum(map(len, waiting)) >= PART_ROWS:
-            flush()
+        def add(rows: pl.DataFrame) -> None:
+            waiting.append(rows)
+            if sum(map(len, waiting)) >= PART_ROWS:
+                flush()
 
-    def flush() -> None:
-        path = parts / f"{len(written):09d}.parquet"
-        pl.concat(waiting).write_parquet(path)
-        written.append(path)
-        waiting.clear()
+        def flush() -> None:
+            path = parts / f"{len(written):09d}.parquet"
+            pl.concat(waiting).write_parquet(path)
+            written.append(path)
+            waiting.clear()
 
-    try:
-        yield add
-        if waiting:
-            flush()
-        if not written:
-            raise DataError(f"there was nothing to write to {out}")
-        with atomic_file(out) as whole:
-            SINKS[out.suffix](pl.scan_parquet(written), whole)
-    except pl.exceptions.PolarsError as error:  # polars hides the system's error number
-        raise OSError(f"{out} could not be written: {error}") from None
-    finally:
-        shutil.rmtree(parts, ignore_errors=True)
+        try:
+            yield add
+            if waiting:
+                flush()
+            if not written:
+                raise DataError(f"there was nothing to write to {out}")
+            with atomic_file(out) as whole:
+                SINKS[out.suffix](pl.scan_parquet(written), whole)
+        except pl.exceptions.PolarsError as error:  # polars hides the system's error number
+            raise OSError(f"{out} could not be written: {error}") from None
+
+
+def _without_formulas(frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Text that spreadsheets would run gets an apostrophe before it; numbers stay."""
+    text = pl.col(pl.String)
+    runs = text.str.contains(FORMULA) & ~text.str.contains(NUMBER)
+    return frame.with_columns(pl.when(runs).then("'" + text).otherwise(text).name.keep())
 
 
 def item_frames(recommender: Recommender) -> Iterator[pl.DataFrame]:
@@ -115,11 +120,15 @@ def item_frames(recommender: Recommender) -> Iterator[pl.DataFrame]:
 
 
 def write_vectors(
-    recommender: Recommender, out: Path, *, overwrite: bool = False, progress: Progress = silent
+    recommender: Recommender,
+    out: Path | str,
+    *,
+    overwrite: bool = False,
+    progress: Progress = silent,
 ) -> int:
     """Write all items to a Parquet file or as JSON lines, atomically, and return how many."""
     done = 0
-    with table_file(out, overwrite=overwrite, suffixes=(".parquet", ".jsonl")) as add:
+    with table_file(Path(out), overwrite=overwrite, suffixes=(".parquet", ".jsonl")) as add:
         for frame in item_frames(recommender):
             add(frame)
             done += len(frame)

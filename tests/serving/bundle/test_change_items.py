@@ -12,12 +12,12 @@ from crossbatch.data import PrepareOptions, open_dataset, open_source, prepare
 from crossbatch.data.readers import ReadOptions
 from crossbatch.data.readers.source import Column
 from crossbatch.errors import DataError
+from crossbatch.models import mean_id_vector
 from crossbatch.retrieval import ExactIndex
 from crossbatch.serving import export_bundle, open_bundle
 from crossbatch.serving.bundle.change_items import (
     add_items,
     encode_content,
-    mean_id_vector,
     remove_items,
 )
 from crossbatch.serving.from_run import run_recommender
@@ -83,9 +83,9 @@ def raw_items(dataset):
 
 def test_the_mean_id_vector_counts_each_item_as_often_as_it_was_chosen():
     table = torch.tensor([[9.0, 9.0], [1.0, 0.0], [0.0, 2.0]])
-    found = mean_id_vector(table, np.array([0, 3, 1, 5, 5]))
+    found = mean_id_vector(table, torch.tensor([0, 3, 1, 5, 5]))
     assert found.tolist() == [0.75, 0.5]
-    assert mean_id_vector(table, np.array([0, 0, 0])).tolist() == [0.0, 0.0]
+    assert mean_id_vector(table, torch.tensor([0, 0, 0])).tolist() == [0.0, 0.0]
 
 
 def test_a_removed_item_is_unknown_everywhere(light_bundle, larger, tmp_path):
@@ -150,7 +150,8 @@ def test_added_items_count_in_histories_of_ids_and_content(described, tmp_path):
     bundle = add_items(described, NEW, tmp_path / "bundle")
     assert torch.equal(bundle.history_vectors[:201], described.history_vectors)
     tower = open_run(described.path.parent / "run").towers.item_tower
-    mean = mean_id_vector(tower.table.weight.detach(), described.item_counts)
+    counts = torch.from_numpy(described.item_counts.copy())
+    mean = mean_id_vector(tower.table.weight.detach(), counts)
     torch.testing.assert_close(bundle.history_vectors[201, : tower.table.dim], mean)
     (found,) = bundle.recommend([["new1"]], 5)
     assert not found.popular

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+import polars as pl
 import pytest
 
 from crossbatch.config import Recipe
@@ -83,7 +84,20 @@ def trained(dataset: Dataset, folder: Path, model: Mapping[str, object], name: s
         }
     )
     fit(dataset, recipe, folder / "run")
-    export_bundle(folder / "run", folder / "bundle", name=name, graph_formats=())
+    export_bundle(
+        folder / "run",
+        folder / "bundle",
+        name=name,
+        graph_formats=(),
+        filter_columns=["genre", "year", "in_stock:boolean"],
+        items=pl.DataFrame(
+            {
+                "item": KEYS,
+                "genre": [GENRES[place % 3] for place in range(len(KEYS))],
+                "year": [1950 + place for place in range(len(KEYS))],
+            }
+        ),
+    )
     return folder / "bundle"
 
 

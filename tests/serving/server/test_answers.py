@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from crossbatch.serving.server.answers import Query
 
+    from .running import RunningServer
+
 
 @pytest.fixture(scope="module")
 def bundles(mind_path: Path, youtube_path: Path) -> dict[str, LiveBundle]:
@@ -98,3 +100,17 @@ def test_features_are_enough_without_a_history(bundles: dict[str, LiveBundle]) -
     assert found["popular"] is False
     assert [item["because"] for item in found["items"]] == [None] * 5
     assert [entry["near"] for entry in found["interests"]] == [[], [], []]
+
+
+@pytest.mark.parametrize("history", [["m1", "m4"], []])
+@pytest.mark.parametrize("slot", ["main", "compare"])
+def test_excluded_items_are_left_out_and_the_rest_moves_up(
+    server: RunningServer, history: list[str], slot: str
+) -> None:
+    query = {"history": history, "k": 60, "explain": True, "bundle": slot}
+    every = [item["id"] for item in server.ask("/recommend", query).json["items"]]
+    banned = every[:3] + every[5:6]
+    reply = server.ask("/recommend", query | {"k": 10, "exclude": [*banned, "nobody"]}).json
+    assert [item["id"] for item in reply["items"]] == [x for x in every if x not in banned][:10]
+    for interest in reply.get("interests", []):
+        assert not {item["id"] for item in interest["items"]} & set(banned)

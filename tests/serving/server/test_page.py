@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .conftest import KEYS
-from .running import PATIENCE, RunningServer
+from .running import PATIENCE, RunningServer, wait_until
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 expect = playwright.expect
@@ -283,6 +283,27 @@ def test_user_features_change_the_answer(tab: Tab) -> None:
     page.locator("#features input").fill("very old")
     page.locator("#features input").blur()
     expect(page.locator("#notice")).to_contain_text("age")  # the server's sentence
+    tab.complaints.clear()  # the browser notes the refusal
+
+
+def test_filters_limit_the_lists_and_stay_in_the_address(tab: Tab) -> None:
+    page = tab.open(HISTORY)
+    page.click("#filters summary")
+    page.get_by_label("genre").fill("Love, Crime")
+    page.get_by_label("genre").blur()
+    page.wait_for_url("**f.genre=Love**")
+    page.get_by_label("year").fill("1960..1999")
+    page.get_by_label("year").blur()
+    page.wait_for_url("**f.year=1960..1999**")
+    expected = {key for place, key in enumerate(KEYS) if place % 3 and 10 <= place <= 49}
+    wait_until(lambda: set(listed(page)) <= expected)
+    assert len(listed(page)) == 20
+    page = tab.open(f"{HISTORY}&f.year=1959..1959")
+    page.reload()
+    wait_until(lambda: listed(page) == [KEYS[9]])
+    page.get_by_label("year").fill("long ago")
+    page.get_by_label("year").blur()
+    expect(page.locator("#notice")).to_contain_text("filter.year must be an integer")
     tab.complaints.clear()  # the browser notes the refusal
 
 

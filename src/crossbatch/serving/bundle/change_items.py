@@ -25,6 +25,7 @@ from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import DataError
 from crossbatch.evaluation import encode_items
 from crossbatch.files import check_target
+from crossbatch.models import mean_id_vector
 from crossbatch.retrieval import IVFIndex
 from crossbatch.serving.bundle import graph as graphs
 from crossbatch.serving.bundle.manifest import MANIFEST, REMEDY, BundleError
@@ -33,6 +34,7 @@ from crossbatch.serving.bundle.model_files import (
     USER_TOWER,
     HistoryEncoder,
     load_item_tower,
+    load_own_items,
     map_tensors,
     sample_tables,
     schema_encoders,
@@ -45,6 +47,7 @@ from crossbatch.serving.bundle.writing import (
     random_histories,
     write_bundle,
 )
+from crossbatch.serving.filters import as_column
 from crossbatch.serving.user_features import Profiles, feature_tables
 
 if TYPE_CHECKING:
@@ -61,6 +64,7 @@ class NewItems:
     titles: list[str]  # empty where there is none
     vectors: Tensor  # [n, d]
     history_vectors: Tensor  # [n, w], input of the user tower
+    table: pl.DataFrame | None = None  # a row for each, which may have filter columns
 
 
 def add_items(
@@ -77,8 +81,8 @@ def add_items(
 
     Args:
         bundle: What to add to.
-        items: A row for each item: its key, its title, and columns named as the item features;
-            values outside the vocabularies of training count as unknown.
+        items: A row for each item: its key, its title, and columns named as the item features and
+            the filter columns; values outside the vocabularies of training count as unknown.
         out: The bundle folder to create.
         key: Column of keys.
         title: Column of titles, if there is one.
@@ -95,7 +99,7 @@ def add_items(
     if title in items:
         titles = items[title].cast(pl.String).fill_null("").to_list()
     with _forged_values_refused(bundle):
-        new = NewItems(keys, titles, *encode_content(bundle, items))
+        new = NewItems(keys, titles, *encode_content(bundle, items), table=items)
         kept = np.arange(bundle.num_items + 1)
         return _write_changed(bundle, Path(out), kept, new, overwrite=overwrite, progress=progress)
 
@@ -145,23 +149,36 @@ def encode_content(bundle: Bundle, items: pl.DataFrame) -> tuple[Tensor, Tensor]
             f"the items have columns {', '.join(items.columns)}, but the model reads "
             f"{', '.join(names)}"
         )
-    content = items.select(given)
-    padded = pl.concat([content.clear(n=1), content])  # row 0 is padding
+    content, counts = items.select(given), _trained_counts(bundle)
+    # Row 0 is padding. Weights with a row for each trained item are told by their number, which
+    # must not be that of the new ones.
+    extra = content.clear(n=int(len(items) + 1 == len(counts)))
+    padded = pl.concat([content.clear(n=1), content, extra])
     features = encode_table(schema_encoders(bundle.path / ITEMS), padded)
-    state = bundle.item_state()
-    if ID_TABLE in state:
-        mean = mean_id_vector(state[ID_TABLE], bundle.item_counts)
-        state[ID_TABLE] = mean.expand(len(padded), -1)
-    towers = load_item_tower(bundle.config, len(items), feature_tables(features), state)
+    tables, config = feature_tables(features), bundle.config
+    if config.model or config.item_tower:
+        state = bundle.whole_state()
+        try:
+            towers = load_own_items(config, len(padded) - 1, tables, state, counts)
+        except ValueError as error:
+            raise DataError(f"no item can be encoded: {error}") from None
+    else:
+        state = bundle.item_state()
+        if ID_TABLE in state:
+            mean = mean_id_vector(state[ID_TABLE], torch.from_numpy(np.array(bundle.item_counts)))
+            state[ID_TABLE] = mean.expand(len(padded), -1)
+        towers = load_item_tower(config, len(padded) - 1, tables, state)
     vectors = encode_items(towers, len(items))[1:]
+    if bundle.reads_ids:
+        return vectors, bundle.history_vectors[:0]
     return vectors, encode_items(HistoryEncoder(towers), len(items))[1:]
 
 
-def mean_id_vector(table: Tensor, counts: np.ndarray) -> Tensor:
-    """The mean `[d]` of id vectors `[H + 1, d]`, each weighted by how often its item was chosen."""
-    weights = np.asarray(counts[: len(table)], dtype=np.float64)
-    shares = torch.from_numpy(weights / max(1.0, weights.sum()))
-    return shares.to(table.dtype) @ table
+def _trained_counts(bundle: Bundle) -> np.ndarray:
+    """How often each item of training was chosen; ones where some have been removed since."""
+    trained = bundle.manifest["origin"]["dataset"]["counts"]["items"]
+    kept = bundle.manifest["items"]["trained"] == trained
+    return np.array(bundle.item_counts[: trained + 1]) if kept else np.ones(trained + 1)
 
 
 @contextmanager
@@ -223,13 +240,17 @@ def _contents(bundle: Bundle, kept: np.ndarray, new: NewItems) -> Contents:
         raise DataError("no trained item would be left: a bundle needs at least one")
     old_keys, old_titles = all_items(bundle.catalogue)
     state = bundle.item_state()
-    if ID_TABLE in state:
+    # Other item towers keep their weights as they were trained: which of them belong to items,
+    # they alone know.
+    other = bundle.config.model or bundle.config.item_tower
+    if ID_TABLE in state and not other:
         state[ID_TABLE] = state[ID_TABLE][torch.from_numpy(trained)]
     origin, removed = bundle.manifest["origin"], bundle.num_items + 1 - len(kept)
     change = {"from": bundle.version, "added": len(new.keys), "removed": removed}
     rows, history_vectors = torch.from_numpy(kept), None
-    if bundle.config.history == "content":
-        history_vectors = torch.cat([bundle.history_vectors[rows], new.history_vectors])
+    if bundle.stores_history:
+        readable = rows[rows < len(bundle.history_vectors)]
+        history_vectors = torch.cat([bundle.history_vectors[readable], new.history_vectors])
     return Contents(
         name=bundle.name,
         config=bundle.config,
@@ -245,7 +266,26 @@ def _contents(bundle: Bundle, kept: np.ndarray, new: NewItems) -> Contents:
         trained=len(trained) - 1,
         features=bundle.path / "features",
         origin=origin | {"changes": [*origin.get("changes", []), change]},
+        program=bundle.program,
+        reads_ids=bundle.reads_ids,
+        filters=_filters(bundle, kept, new),
     )
+
+
+def _filters(bundle: Bundle, kept: np.ndarray, new: NewItems) -> pl.DataFrame | None:
+    """The filter columns of rows `kept` and of the new items; missing where these have none."""
+    if bundle.filters is None:
+        return None
+    old = bundle.filters.frame[kept[1:] - 1]
+    if new.table is None:
+        return old
+    given = [
+        as_column(new.table[name], kind)
+        for name, kind in bundle.filters.kinds.items()
+        if name in new.table
+    ]
+    added = pl.DataFrame(given) if given else pl.DataFrame({"": new.keys})
+    return pl.concat([old, added], how="diagonal").select(old.columns)
 
 
 def _probe(bundle: Bundle, kept: np.ndarray) -> Probe:
@@ -254,8 +294,8 @@ def _probe(bundle: Bundle, kept: np.ndarray) -> Probe:
     history = random_histories(bundle, readable)
     rows = torch.arange(len(history))
     profiles = None
-    if bundle.user_features:
-        profiles = Profiles(sample_tables(bundle.user_features, len(history)), rows)
+    if bundle.request_features:
+        profiles = Profiles(sample_tables(bundle.request_features, len(history)), rows)
     moved = torch.zeros(bundle.num_items + 1, dtype=torch.long)
     moved[torch.from_numpy(kept)] = torch.arange(len(kept))
     return Probe(moved[history], profiles, bundle.interests(history, profiles))

@@ -21,6 +21,7 @@ from crossbatch.files import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 MANIFEST = "bundle.json"
@@ -34,10 +35,17 @@ class BundleError(DataError):
     """A bundle that is missing, foreign, truncated, altered, or of another format version."""
 
 
-def write_manifest(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Describe every file of `folder` and `facts` in its `bundle.json`, and return that."""
+def write_manifest(
+    folder: Path, facts: dict[str, Any], known: Mapping[str, dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Describe every file of `folder` and `facts` in its `bundle.json`, and return that.
+
+    Files in `known` are taken over from another bundle with what its manifest says of them: if one
+    has been damaged there, it is found here as well.
+    """
+    known = known or {}
     files = {
-        name: {"bytes": path.stat().st_size, "sha256": file_checksum(path)}
+        name: known.get(name) or {"bytes": path.stat().st_size, "sha256": file_checksum(path)}
         for name, path in files_below(folder).items()
         if path.name != MANIFEST
     }

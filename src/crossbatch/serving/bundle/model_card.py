@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from shlex import quote
 from typing import TYPE_CHECKING, Any
+
+from crossbatch.printing import printable
+from crossbatch.reports.markdown import literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from crossbatch.serving.bundle import Bundle
 
+PLAIN_KEY = re.compile(r"[\w.:-]{1,80}\Z", re.ASCII)
 SHOWN_METRICS = ("recall@20", "recall@50", "hit_rate@50", "ndcg@50", "cold_recall@50")
 
 
@@ -33,9 +38,11 @@ def model_card(bundle: Bundle, facts: dict[str, Any]) -> str:
             index=facts["index"],
             data=facts["origin"].get("dataset"),
             added=items["count"] - items["trained"],
-            keys=bundle.item_keys(range(1, min(3, bundle.num_items + 1))),
+            keys=_example_keys(bundle),
             measured=bool(test),
             quality=[(m, test[m], intervals[m], popular.get("test", {}).get(m)) for m in shown],
+            code=_code,
+            literal=literal,
             names=_names,
             percent=_percent,
             quote=quote,
@@ -44,8 +51,20 @@ def model_card(bundle: Bundle, facts: dict[str, Any]) -> str:
         raise LookupError(str(error)) from None
 
 
+def _example_keys(bundle: Bundle) -> list[str]:
+    """The first two items, if their keys are words: others would need quoting, or end the block."""
+    keys = bundle.item_keys(range(1, min(3, bundle.num_items + 1)))
+    return keys if all(PLAIN_KEY.match(key) for key in keys) else ["ITEM"]
+
+
 def _names(names: Iterable[str], none: str = "none") -> str:
-    return ", ".join(f"`{name}`" for name in names) or none
+    return ", ".join(_code(name) for name in names) or none
+
+
+def _code(text: object) -> str:
+    """Text that Markdown shows as it is, in a line or a cell of a table."""
+    plain = printable(" ".join(str(text).split())).replace("`", "'").replace("|", "\\|")
+    return f"`{plain or ' '}`"
 
 
 def _percent(share: float) -> str:

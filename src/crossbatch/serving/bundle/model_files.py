@@ -17,11 +17,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from crossbatch.config import ModelConfig, build
-from crossbatch.data.dataset.features import SCHEMA, read_encoders
+from crossbatch.data.dataset.features import SCHEMA, TOKENIZER, read_encoders
 from crossbatch.files import read_document, write_document
-from crossbatch.models import MODELS, FeatureTable, ItemTower, TwoTower
-from crossbatch.models.build import tower_options
+from crossbatch.models import ITEM_TOWERS, FeatureTable, Inputs, ItemTower, TwoTower
+from crossbatch.models.build import item_tower_class, tower_options, user_tower_class
+from crossbatch.models.features import RAGGED
+from crossbatch.models.own_towers import find_tower, is_path
 from crossbatch.serving.bundle.manifest import REMEDY, BundleError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from crossbatch.config import ModelConfig
     from crossbatch.data.dataset.encoders import Encoder
 
 ITEM_TOWER, USER_TOWER = "item_tower.safetensors", "user_tower.safetensors"
@@ -70,16 +72,18 @@ def load_user_tower(
     state: Mapping[str, Tensor],
 ) -> TwoTower:
     """The user tower alone, for `TwoTower.interests` over history vectors of this width."""
-    options = tower_options(config.name, config.tower, config.dim, width)
+    tower = user_tower_class(config.name, named=False)
+    options = tower_options(tower, config.tower, config.dim, width)
     return _load(
         lambda: TwoTower(
             nn.Identity(),
-            build(MODELS, "model", {"name": config.name} | options, config.dim),
+            tower(config.dim, **options),
             history="item_tower",
             user_features=features,
             normalize=config.normalize,
         ),
         state,
+        own_code=is_path(config.name),
     )
 
 
@@ -90,6 +94,7 @@ def load_item_tower(
     state: Mapping[str, Tensor],
 ) -> TwoTower:
     """The item tower over other items; `state` holds an id table of `num_items` + 1 rows."""
+    weights = {f"item_tower.{name}": value for name, value in state.items()}
     return _load(
         lambda: TwoTower(
             ItemTower(num_items, config.dim, features=features, **config.item),
@@ -97,8 +102,53 @@ def load_item_tower(
             history=config.history,
             normalize=config.normalize,
         ),
-        {f"item_tower.{name}": value for name, value in state.items()},
+        weights,
     )
+
+
+def load_own_items(
+    config: ModelConfig,
+    num_items: int,
+    features: Mapping[str, FeatureTable],
+    state: Mapping[str, Tensor],
+    counts: np.ndarray,
+) -> Any:
+    """An item tower or a whole model of foreign code, over other items than it was trained with.
+
+    Weights with a row for each trained item get the mean row in their place, in which items count
+    by how often they were chosen (`counts` `[trained + 1]`).
+
+    Raises:
+        ValueError: If the code is not allowed, or its weights are not these.
+    """
+    inputs = Inputs(num_items, config.dim, features, weights_follow=True)
+
+    def make() -> Any:
+        if config.model:
+            return find_tower(config.model, named=False)(inputs, **config.options)
+        items = item_tower_class(config.item_tower, named=False)(inputs, **config.item)
+        history, normalize = config.history, config.normalize
+        return TwoTower(items, nn.Identity(), history=history, normalize=normalize)
+
+    if config.item_tower in ITEM_TOWERS:  # a forged config must not take all memory
+        with torch.device("meta"):
+            sizes = {name: value.numel() for name, value in make().state_dict().items()}
+        by_id = {name for name, value in state.items() if value.ndim and len(value) == len(counts)}
+        if any(n not in state or (state[n].numel() != sizes[n] and n not in by_id) for n in sizes):
+            raise BundleError(f"the bundle's weights do not fit its recipe: {REMEDY}")
+    model = make()
+    own, fitted = model.state_dict(), {}
+    shares = torch.from_numpy(counts[1:] / max(1.0, float(counts[1:].sum())))
+    for name, expected in own.items():
+        value = state.get(name)
+        if value is not None and value.ndim and len(value) == len(counts) != len(expected):
+            value = torch.einsum("r,r...->...", shares.to(value.dtype), value[1:])
+            value = value.expand(expected.shape)
+        if value is None or value.shape != expected.shape:
+            raise BundleError(f"the bundle's weights do not fit {config.own_code}: {REMEDY}")
+        fitted[name] = value
+    model.load_state_dict(fitted)
+    return model.eval().requires_grad_(requires_grad=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +162,12 @@ class HistoryEncoder:
         return self.towers.describe(item_ids)
 
 
-def _load(make: Callable[[], TwoTower], state: Mapping[str, Tensor]) -> TwoTower:
+def _load(
+    make: Callable[[], TwoTower], state: Mapping[str, Tensor], *, own_code: bool = False
+) -> TwoTower:
     """Towers with their weights; shapes are compared first, before any memory is taken."""
-    with torch.device("meta"):
+    # Foreign code need not know of tensors without memory.
+    with torch.device("cpu" if own_code else "meta"):
         expected = {name: value.shape for name, value in make().state_dict().items()}
     if expected != {name: value.shape for name, value in state.items()}:
         raise BundleError(f"the bundle's weights do not fit its recipe: {REMEDY}")
@@ -124,7 +177,7 @@ def _load(make: Callable[[], TwoTower], state: Mapping[str, Tensor]) -> TwoTower
 
 
 def copy_schema(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy schema and vocabularies of the named features; none if there are none."""
+    """Copy schema, vocabularies and tokenizers of the named features; none if there are none."""
     if not names:
         return
     schema = json.loads((source / SCHEMA).read_text(encoding="utf-8"))
@@ -132,7 +185,8 @@ def copy_schema(source: Path, target: Path, names: Sequence[str]) -> None:
     kept = {name: schema[name] for name in names}
     write_document(target / SCHEMA, kept)
     for entry in kept.values():
-        for path in sorted(source.glob(f"{entry['stem']}.vocabulary.*")):
+        parts = sorted(source.glob(f"{entry['stem']}.vocabulary.*"))
+        for path in (*parts, *source.glob(f"{entry['stem']}{TOKENIZER}")):
             shutil.copyfile(path, target / path.name)
 
 
@@ -173,6 +227,6 @@ def sample_tables(schema: Mapping[str, Any], rows: int) -> dict[str, FeatureTabl
         values = np.arange(rows, dtype=np.int64) % size
         if kind in ("numeric", "dense"):
             values = np.ones((rows, size), dtype=np.float32)
-        offsets = np.arange(rows + 1, dtype=np.int64) if kind == "multi_valued" else None
+        offsets = np.arange(rows + 1, dtype=np.int64) if kind in RAGGED else None
         tables[name] = FeatureTable.from_arrays(kind, values, offsets, size)
     return tables

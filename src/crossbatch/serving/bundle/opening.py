@@ -6,6 +6,7 @@ bundle.recommend([["0439023483", "0439023491"]], k=20)
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,9 @@ from crossbatch.data.dataset.arrays import map_array
 from crossbatch.data.dataset.features import encode_table
 from crossbatch.data.dataset.string_table import KeyIndex, StringTable, sorted_hashes, write_strings
 from crossbatch.files import read_document
+from crossbatch.models.own_towers import CodeNotAllowedError
 from crossbatch.retrieval import ExactIndex, IVFIndex
+from crossbatch.serving.bundle import core_graph
 from crossbatch.serving.bundle.manifest import (
     REMEDY,
     BundleError,
@@ -37,6 +40,8 @@ from crossbatch.serving.bundle.model_files import (
     sample_tables,
     schema_encoders,
 )
+from crossbatch.serving.bundle.own_users import OwnUsers
+from crossbatch.serving.filters import FilterColumns
 from crossbatch.serving.recommender import Recommender
 
 if TYPE_CHECKING:
@@ -46,10 +51,13 @@ if TYPE_CHECKING:
 
     from crossbatch.config import ModelConfig
     from crossbatch.data import Dataset
+    from crossbatch.serving.bundle.core_graph import GraphData
 
 CONFIG, METRICS, CARD = "config.json", "metrics.json", "README.md"
 ITEM_VECTORS, HISTORY_VECTORS, INDEX = "item_vectors.npy", "history_vectors.npy", "index.faiss"
-USERS, ITEMS = "features/users", "features/items"
+USER_PROGRAM = "user_program"  # .json and .safetensors
+USERS, ITEMS, CONTEXT = "features/users", "features/items", "features/context"
+FILTERS = "filters.parquet"
 KEYS, TITLES, COUNTS = "item_keys", "item_titles", "item_counts"
 HASHES, ROWS = "item_key_hashes", "item_key_rows"
 MAX_HISTORY = 1 << 16
@@ -106,6 +114,8 @@ class Bundle(Recommender):
         manifest: Its `bundle.json`.
         config: The model's part of the recipe.
         user_features: Kind, size and commonest values of each user feature, by name.
+        context: The same of each context feature.
+        request_features: Both.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
@@ -114,26 +124,34 @@ class Bundle(Recommender):
         self.config: ModelConfig = Recipe.from_dict({"model": document["model"]}).model
         encoders = schema_encoders(path / USERS)
         self.user_features = describe_features(path / USERS, encoders)
+        context_encoders = schema_encoders(path / CONTEXT)
+        self.context = describe_features(path / CONTEXT, context_encoders)
+        self.request_features = self.user_features | self.context
+        if self.config.context == ("*",):  # of an earlier release
+            self.config = replace(self.config, context=tuple(self.context))
+        self.reads_ids = document.get("user_input") == "ids"  # a model of foreign code may
         item_vectors = _map_vectors(path / ITEM_VECTORS)
         history_vectors = self._history_vectors(item_vectors)
-        towers = load_user_tower(
-            self.config,
-            history_vectors.shape[1],
-            sample_tables(self.user_features, rows=1),
-            map_tensors(path / USER_TOWER),
-        )
+        length = document["history_length"]
+        towers = self._load_users(history_vectors.shape[1], length)
         super().__init__(
             StoredCatalogue(path),
             towers,
             item_vectors=item_vectors,
             history_vectors=history_vectors,
             index=_open_index(path, item_vectors, manifest["index"]),
-            history_length=document["history_length"],
+            history_length=length,
             user_encoders=encoders,
+            filters=read_filters(path / FILTERS),
+            context_encoders=context_encoders,
         )
         self._check_sizes()
         if not self._values_are_possible():
             raise self._inconsistent()
+
+    def __repr__(self) -> str:
+        about = f"{self.config.name}, {self.num_items:,} items, version {self.version}"
+        return f"<Bundle {self.path}: {about}>"
 
     @property
     def name(self) -> str:
@@ -154,6 +172,30 @@ class Bundle(Recommender):
         """Weights of the item tower, memory-mapped."""
         return map_tensors(self.path / ITEM_TOWER)
 
+    def whole_state(self) -> dict[str, Tensor]:
+        """Weights of both towers, by their names in the model; memory-mapped."""
+        items = {f"item_tower.{name}": value for name, value in self.item_state().items()}
+        return items | map_tensors(self.path / USER_TOWER)
+
+    @property
+    def program(self) -> GraphData | None:
+        """The graph of the user side, of models that are not of a recipe's own towers."""
+        stem = self.path / USER_PROGRAM
+        return core_graph.load(stem) if stem.with_suffix(".json").is_file() else None
+
+    def _load_users(self, width: int, history_length: int) -> Any:
+        """What gives interests to history vectors of this width."""
+        program = self.program
+        if program is not None:
+            graph = core_graph.CoreGraph(program, self.whole_state())
+            return OwnUsers(graph, self.request_features, history_length, graph.block)
+        features = sample_tables(self.request_features, rows=1)
+        state = map_tensors(self.path / USER_TOWER)
+        try:
+            return load_user_tower(self.config, width, features, state)
+        except CodeNotAllowedError as error:
+            raise BundleError(f"{self.path} cannot be opened: {error}") from None
+
     def check_consistent(self) -> None:
         """Read every array once and raise `BundleError` if one refers outside of another.
 
@@ -164,15 +206,21 @@ class Bundle(Recommender):
         metrics = self.metrics.get("test", {})
         if not self.catalogue.is_consistent or not isinstance(metrics, dict):
             raise self._inconsistent()
-        for encoders in (schema_encoders(self.path / ITEMS), self.user_encoders):
+        items = schema_encoders(self.path / ITEMS)
+        for encoders in (items, self.user_encoders, self.context_encoders):
             blank = pl.DataFrame(schema=dict.fromkeys(encoders, pl.String)).clear(n=1)
             encode_table(dict(encoders), blank)
 
+    @property
+    def stores_history(self) -> bool:
+        """Whether what histories read of items is in a file of its own."""
+        return (self.path / HISTORY_VECTORS).is_file()
+
     def _history_vectors(self, item_vectors: Tensor) -> Tensor:
+        if self.stores_history:
+            return _map_vectors(self.path / HISTORY_VECTORS)
         if self.config.history == "item_tower":
             return item_vectors
-        if self.config.history == "content":
-            return _map_vectors(self.path / HISTORY_VECTORS)
         return self.item_state()[ID_TABLE][: self.manifest["items"]["trained"] + 1]
 
     def _check_sizes(self) -> None:
@@ -182,7 +230,9 @@ class Bundle(Recommender):
             "item keys": self.catalogue.num_items,
             "item counts": len(self.item_counts) - 1,
         }
-        if self.config.history == "content":
+        if self.filters is not None:
+            sizes["rows of filter columns"] = len(self.filters.frame)
+        if self.stores_history and not self.reads_ids:
             sizes["history vectors"] = len(self.history_vectors) - 1
         for part, size in sizes.items():
             if size != expected:
@@ -201,6 +251,7 @@ class Bundle(Recommender):
             and 0 <= index["target"] <= 1
             and set(self.config.item_features) <= set(read_schema(self.path / ITEMS))
             and set(self.config.user_features) <= set(self.user_features)
+            and set(self.config.context) <= set(self.context)
         )
 
     def _inconsistent(self) -> BundleError:
@@ -239,6 +290,16 @@ def _open_index(path: Path, vectors: Tensor, facts: dict[str, Any]) -> ExactInde
         return IVFIndex.load(path / INDEX, vectors, probes=facts["probes"])
     except ImportError as error:
         raise BundleError(f"{path} has an approximate index: {error}") from None
+
+
+def read_filters(path: Path) -> FilterColumns | None:
+    """The filter columns of a bundle, if it has any."""
+    if not path.is_file():
+        return None
+    try:
+        return FilterColumns(pl.read_parquet(path, use_statistics=False, glob=False))
+    except pl.exceptions.PanicException as error:  # no `Exception`
+        raise BundleError(f"{path} cannot be read ({error}): {REMEDY}") from None
 
 
 def _map_vectors(path: Path) -> Tensor:

@@ -19,6 +19,7 @@ from crossbatch.files import atomic_folder, write_document
 from crossbatch.queries import Queries, weights_of
 from crossbatch.retrieval import ExactIndex, IVFIndex, choose_index
 from crossbatch.retrieval.choice import LIST, measure, tune
+from crossbatch.serving.bundle import core_graph
 from crossbatch.serving.bundle import graph as graphs
 from crossbatch.serving.bundle.manifest import MANIFEST, write_manifest
 from crossbatch.serving.bundle.model_card import model_card
@@ -26,11 +27,14 @@ from crossbatch.serving.bundle.model_files import ITEM_TOWER, USER_TOWER, copy_s
 from crossbatch.serving.bundle.opening import (
     CARD,
     CONFIG,
+    CONTEXT,
+    FILTERS,
     HISTORY_VECTORS,
     INDEX,
     ITEM_VECTORS,
     ITEMS,
     METRICS,
+    USER_PROGRAM,
     USERS,
     Bundle,
     open_bundle,
@@ -41,11 +45,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    import polars as pl
     from torch import Tensor
 
     from crossbatch.config import ModelConfig
     from crossbatch.data.progress import Progress
     from crossbatch.retrieval import IndexFacts
+    from crossbatch.serving.bundle.core_graph import GraphData
     from crossbatch.serving.recommender import Recommender
     from crossbatch.serving.user_features import Profiles
 
@@ -66,12 +72,15 @@ class Contents:
     titles: Sequence[str]  # [N + 1], empty where there is none
     counts: np.ndarray  # [N + 1] int64
     vectors: Tensor  # [N + 1, d]
-    history_vectors: Tensor | None  # [N + 1, w], only where histories are read through content
+    history_vectors: Tensor | None  # [N + 1, w], where they are neither item vectors nor id rows
     item_state: Mapping[str, Tensor]  # weights of the item tower
     user_state: Mapping[str, Tensor]  # all other weights
     trained: int  # items 1 … this took part in training, later ones are encoded by content
-    features: Path  # folder with the schemas `items` and `users`
+    features: Path  # folder with the schemas `items`, `users` and `context`
     origin: dict[str, Any]  # where the bundle comes from; JSON
+    program: GraphData | None = None  # the user side of a model of foreign code
+    reads_ids: bool = False  # whether that reads ids, which the history vectors are then
+    filters: pl.DataFrame | None = None  # filter columns, a row for each of the items 1 … N
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +166,26 @@ def _write_parts(folder: Path, contents: Contents) -> None:
     write_catalogue(folder, contents.keys, contents.titles, contents.counts)
     copy_schema(contents.features / "items", folder / ITEMS, contents.config.item_features)
     copy_schema(contents.features / "users", folder / USERS, contents.config.user_features)
+    copy_schema(contents.features / "context", folder / CONTEXT, contents.config.context)
     config = {"model": asdict(contents.config), "history_length": contents.history_length}
+    if contents.program is not None:
+        core_graph.save(contents.program, folder / USER_PROGRAM)
+        config["user_input"] = "ids" if contents.reads_ids else "vectors"
     write_document(folder / CONFIG, config)
     write_document(folder / METRICS, contents.metrics)
+    if contents.filters is not None:
+        contents.filters.write_parquet(folder / FILTERS)
 
 
 def _write_graphs(
     folder: Path, bundle: Bundle, probe: Probe, formats: Sequence[str]
 ) -> dict[str, float]:
     """Write the graphs and return how far their answers are from the expected ones."""
+    if bundle.program is not None and bundle.program.document["block"] is not None:
+        formats = [name for name in formats if name != "pt2"]  # it would be for 8 users alone
     if not formats:
         return {}
-    graph = graphs.UserGraph(bundle, bundle.user_features)
+    graph = graphs.UserGraph(bundle, bundle.request_features)
     program = graphs.export_graph(graph, bundle.history_length)
     inputs = graph.inputs(probe.history, probe.profiles)
     found = {}

@@ -2,6 +2,7 @@
 import { findItems, health, itemsById, recommend, setToken } from "./api.js";
 import { openKeys, openSimilar, startDialogs } from "./dialogs.js";
 import { $, h } from "./dom.js";
+import { conditions, showFilters } from "./filters.js";
 import { showHistory } from "./history.js";
 import { rememberFocus, startKeyboard } from "./keyboard.js";
 import { showProfile } from "./profile.js";
@@ -51,6 +52,7 @@ async function ask() {
       name: bundles[slot].name,
       answer: await recommend({
         history: state.history, k: state.k, exclude_seen: !state.seen, explain: true, bundle: slot, user_features: featuresOf(slot),
+        filter: conditions(bundles[slot].filters),
       }, signal),
     }));
     answers = await Promise.all(asked);
@@ -150,6 +152,7 @@ async function follow() {
     if (missing.length) remember(await itemsById(missing, slot));
   }
   showProfile(Object.assign({}, ...Object.values(bundles).map((bundle) => bundle.user_features)), () => change({}));
+  showFilters(Object.assign({}, ...Object.values(bundles).map((bundle) => bundle.filters)), () => change({}));
   await ask();
 }
 

@@ -1,7 +1,7 @@
 // The user of the page, kept in the address, so that a copied link shows the same page.
 
 export const VIEWS = ["list", "interests"];
-export const state = { history: [], k: 20, view: "list", seen: false, features: {} };
+export const state = { history: [], k: 20, view: "list", seen: false, features: {}, filters: {} };
 
 // Items by id, as far as the server has told of them.
 const known = new Map();
@@ -17,7 +17,11 @@ export function readAddress() {
   state.view = VIEWS.includes(values.get("view")) ? values.get("view") : "list";
   state.seen = values.get("seen") === "1";
   state.features = {};
-  for (const [name, value] of values) if (name.startsWith("u.")) state.features[name.slice(2)] = value;
+  state.filters = {};
+  for (const [name, value] of values) {
+    if (name.startsWith("u.")) state.features[name.slice(2)] = value;
+    if (name.startsWith("f.")) state.filters[name.slice(2)] = value;
+  }
 }
 
 export function address() {
@@ -28,6 +32,7 @@ export function address() {
   if (state.view !== "list") values.set("view", state.view);
   if (state.seen) values.set("seen", "1");
   for (const [name, value] of Object.entries(state.features)) values.set(`u.${name}`, value);
+  for (const [name, value] of Object.entries(state.filters)) values.set(`f.${name}`, value);
   const hash = values.toString().replaceAll("%2C", ",");
   return hash ? `#${hash}` : location.pathname;
 }

@@ -1,13 +1,15 @@
 """From queries to response bodies: the part of a request that runs in the search thread.
 
-Queries with the same bundle, k and `exclude_seen` share one search. Bodies are put together as text
-from the items' cached JSON, which makes up most of them.
+Queries with the same bundle, k, `exclude_seen` and filter share one search. Bodies are put together
+as text from the items' cached JSON, which makes up most of them.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -36,10 +38,21 @@ class Similar(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The body of a response, and how many items of the history were unknown."""
+    """The body of a response, and what the server's records need of it.
+
+    Attributes:
+        body: JSON.
+        num_unknown: How many items of the history were unknown.
+        served: The bundle that answered, of a recommendation.
+        item_ids: The items shown.
+        scores: Theirs.
+    """
 
     body: bytes
     num_unknown: int = 0
+    served: Served | None = None
+    item_ids: Sequence[int] = ()
+    scores: Sequence[float] = ()
 
 
 class Found(NamedTuple):
@@ -54,19 +67,41 @@ class Found(NamedTuple):
     because: list[int] | None  # items of the history behind those of the list, where known
 
 
+class Shared(NamedTuple):
+    """What queries of one search have in common."""
+
+    slot: str
+    k: int
+    exclude_seen: bool
+    allowed: str  # filter and candidates as JSON; empty without
+
+
+def _shared(query: RecommendRequest) -> Shared:
+    allowed = ""
+    if query.filter or query.candidates is not None:
+        allowed = json.dumps([query.filter, query.candidates], sort_keys=True)
+    return Shared(query.bundle or "main", query.k, query.exclude_seen, allowed)
+
+
 Query = RecommendRequest | Similar
+Observe = Callable[[str, float], object]
+
+
+def _unobserved(stage: str, seconds: float) -> None:
+    pass
 
 
 def answer_all(
-    bundles: Mapping[str, LiveBundle], queries: Sequence[Query]
+    bundles: Mapping[str, LiveBundle], queries: Sequence[Query], observe: Observe = _unobserved
 ) -> list[Answer | Exception]:
     """Answer queries; a query that cannot be answered gets its exception instead.
 
-    Every query is answered by the bundle that serves when its batch begins.
+    Every query is answered by the bundle that serves when its batch begins. `observe` is called
+    with "filter", "tower" or "search" and the seconds that a search of several queries spent there.
     """
     serving = {slot: live.serving for slot, live in bundles.items()}
     answers: dict[int, Answer | Exception] = {}
-    groups: dict[tuple[str, int, bool], list[int]] = defaultdict(list)
+    groups: dict[Shared, list[int]] = defaultdict(list)
     for place, query in enumerate(queries):
         if isinstance(query, Similar):
             try:
@@ -74,35 +109,46 @@ def answer_all(
             except Exception as error:  # concerns this query alone
                 answers[place] = error
         else:
-            groups[query.bundle, query.k, query.exclude_seen].append(place)
-    for (slot, _, _), places in groups.items():
+            groups[_shared(query)].append(place)
+    for shared, places in groups.items():
         group = [query for place in places if isinstance(query := queries[place], RecommendRequest)]
-        answers.update(zip(places, _recommend(serving[slot], group), strict=True))
+        found = _recommend(serving[shared.slot], group, observe)
+        answers.update(zip(places, found, strict=True))
     return [answers[place] for place in range(len(queries))]
 
 
-def _recommend(served: Served, queries: Sequence[RecommendRequest]) -> list[Answer | Exception]:
+def _recommend(
+    served: Served, queries: Sequence[RecommendRequest], observe: Observe
+) -> list[Answer | Exception]:
     try:
-        lists = _search(served, queries)
+        lists = _search(served, queries, observe)
         return [_body(served, *pair) for pair in zip(queries, lists, strict=True)]
     except Exception as error:
         if len(queries) == 1:
             return [error]
         # One of them is impossible: answer each alone, so that the others succeed.
-        return [answer for query in queries for answer in _recommend(served, [query])]
+        return [answer for query in queries for answer in _recommend(served, [query], observe)]
 
 
-def _search(served: Served, queries: Sequence[RecommendRequest]) -> list[Found]:
-    """Lists of queries that share `k` and `exclude_seen`."""
+def _search(served: Served, queries: Sequence[RecommendRequest], observe: Observe) -> list[Found]:
+    """Lists of queries that share `k`, `exclude_seen` and the items that are allowed."""
     bundle, k = served.bundle, queries[0].k
     known, unknown = bundle.known([query.history for query in queries])
     features = [query.user_features for query in queries]
+    began = time.perf_counter()
+    allowed = bundle.allowed(queries[0].filter, queries[0].candidates)
+    if allowed is not None:
+        observe("filter", time.perf_counter() - began)
     ranking = bundle.rank(
         known,
         min(k, bundle.num_items),
         exclude_seen=queries[0].exclude_seen,
-        profiles=bundle.profiles(features, len(queries)),
+        profiles=bundle.profiles(features, len(queries), [query.context for query in queries]),
+        exclude=bundle.known([query.exclude for query in queries])[0],
+        allowed=allowed,
     )
+    for stage, seconds in ranking.seconds.items():
+        observe(stage, seconds)
     columns = (ranking.top.item_ids, ranking.top.scores, ranking.interest, ranking.popular)
     behind = [None] * len(queries) if ranking.because is None else ranking.because.tolist()
     rows = zip(known, unknown, *(column.tolist() for column in columns), behind, strict=True)
@@ -128,7 +174,8 @@ def _body(served: Served, query: RecommendRequest, found: Found) -> Answer:
         f'{{"bundle":{served.name_and_version_json},"items":[{items}],{interests}'
         f'"popular":{"true" if found.popular else "false"},"unknown":{json.dumps(found.unknown)}}}'
     )
-    return Answer(body.encode(), len(found.unknown))
+    scores = found.scores[: len(found.item_ids)]
+    return Answer(body.encode(), len(found.unknown), served, found.item_ids, scores)
 
 
 def _similar(served: Served, query: Similar) -> Answer:
@@ -174,10 +221,19 @@ def _interest_lists(served: Served, query: RecommendRequest, found: Found) -> li
     bundle, history = served.bundle, torch.from_numpy(found.history)
     shown = history[history < len(bundle.history_vectors)][-bundle.history_length :]
     padded = shown if len(shown) else torch.zeros(1, dtype=torch.long)
-    queries, log_weights = weights_of(bundle.users(padded[None], [query.user_features]))
+    told = ([query.user_features], [query.context])
+    queries, log_weights = weights_of(bundle.users(padded[None], *told))
     interests = queries[0]  # [K, d]
-    exclude = history.expand(len(interests), -1) if query.exclude_seen else None
-    top = bundle.index.search(interests[:, None], min(query.k, bundle.num_items), exclude=exclude)
+    banned = torch.from_numpy(bundle.known([query.exclude])[0][0])
+    if query.exclude_seen:
+        banned = torch.cat([history, banned])
+    exclude = banned.expand(len(interests), -1) if len(banned) else None
+    top = bundle.index.search(
+        interests[:, None],
+        min(query.k, bundle.num_items),
+        exclude=exclude,
+        allowed=bundle.allowed(query.filter, query.candidates),
+    )
     closeness = interests @ normalize(bundle.item_vectors[shown], dim=1).T  # [K, L]
     order = closeness.argsort(dim=1, descending=True)
     lists = []

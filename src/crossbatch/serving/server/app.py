@@ -50,6 +50,7 @@ ERRORS = {
     413: "The body is too large.",
     415: "The body is not said to be JSON.",
     422: "A value cannot be honoured.",
+    431: "The address and headers are too long.",
     503: "Too many requests wait; come back after Retry-After seconds.",
     504: "The answer took too long.",
 }
@@ -108,18 +109,20 @@ def build_app(service: Service) -> FastAPI:
 
     async def recommend(request: RecommendRequest) -> Response:
         """The best items for a history; items that are unknown are reported and left out."""
-        return Response((await service.ask(request)).body, media_type=JSON)
+        return Response((await service.recommend(request)).body, media_type=JSON)
 
     app.router.add_api_route(
         "/recommend",
         recommend,
         methods=["POST"],
         response_model=RecommendResponse,
-        responses=_errors(400, 401, 408, 413, 415, 422, 503, 504),
+        responses=_errors(400, 401, 408, 413, 415, 422, 431, 503, 504),
         route_class_override=JsonRoute,
     )
 
-    @app.get("/similar", response_model=SimilarResponse, responses=_errors(401, 404, 422, 503, 504))
+    @app.get(
+        "/similar", response_model=SimilarResponse, responses=_errors(401, 404, 422, 431, 503, 504)
+    )
     async def similar(
         id: Annotated[Key, Query(description="An item's id in the source.")],  # noqa: A002
         k: Annotated[int, Query(ge=1, le=MAX_K, description="How many items.")] = 20,
@@ -128,7 +131,7 @@ def build_app(service: Service) -> FastAPI:
         """The items nearest to an item."""
         return Response((await service.ask(Similar(bundle, id, k))).body, media_type=JSON)
 
-    @app.get("/items", response_model=ItemsResponse, responses=_errors(401, 422, 503, 504))
+    @app.get("/items", response_model=ItemsResponse, responses=_errors(401, 422, 431, 503, 504))
     async def items(
         search: Annotated[
             str, Query(max_length=MAX_SEARCH_LENGTH, description="Words of a title, or an id.")
@@ -143,7 +146,8 @@ def build_app(service: Service) -> FastAPI:
     ) -> Response:
         """Items by title, by id, or, without either, the most popular ones."""
         live = service.slot(bundle)
-        stored = live.serving.items
+        serving = live.serving
+        stored = serving.items
         more, unknown = False, list[str]()
         if id is not None:
             found, unknown = await service.look_up(lambda: stored.by_keys(id))
@@ -153,7 +157,8 @@ def build_app(service: Service) -> FastAPI:
             )
             service.prepare(live)
         rest = json.dumps({"more": more, "unknown": unknown})[1:]
-        return Response(f'{{"items":[{",".join(found)}],{rest}', media_type=JSON)
+        body = f'{{"bundle":{serving.name_and_version_json},"items":[{",".join(found)}],{rest}'
+        return Response(body, media_type=JSON)
 
     @app.get("/health", response_model=HealthResponse)
     async def health(request: Request) -> dict[str, Any]:

@@ -23,13 +23,15 @@ from crossbatch.serving.server.items import ItemFacts
 from crossbatch.serving.server.monitoring import log_event
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from crossbatch.serving import Bundle
 
 Signature = tuple[tuple[str, int, int, int], ...]
 
-ATTEMPTS = 3  # a folder that is replaced while it is being opened is opened again
+ATTEMPTS = 5  # a folder that is replaced while it is being opened is opened again
+PAUSE_SECONDS = 0.1  # before the third attempt; longer before each further one
 REFUSED = "a newer bundle was refused and this one keeps serving; the server's log tells why"
 
 
@@ -106,15 +108,21 @@ class LiveBundle:
             "dim": bundle.dim,
             "interests": bundle.num_interests,
             "history_length": bundle.history_length,
-            "user_features": {
-                name: {"kind": feature["kind"], "values": feature["values"]}
-                for name, feature in bundle.user_features.items()
-            },
+            "user_features": _feature_facts(bundle.user_features),
+            "context": _feature_facts(bundle.context),
+            "filters": {} if bundle.filters is None else bundle.filters.kinds,
             "model": bundle.config.name,
             "metrics": bundle.metrics.get("test", {}),
             "serving_since": self.serving.since.isoformat(timespec="seconds"),
             "problem": REFUSED if self.refused else None,
         }
+
+
+def _feature_facts(features: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"kind": feature["kind"], "values": feature["values"]}
+        for name, feature in features.items()
+    }
 
 
 def signature(path: Path) -> Signature:
@@ -127,14 +135,25 @@ def signature(path: Path) -> Signature:
 
 
 def _open(path: Path) -> Served:
-    """Open, verify and warm what is at the path."""
-    for _ in range(ATTEMPTS):
+    """Open, verify and warm what is at the path; again if it was replaced meanwhile."""
+    last: BundleError | None = None
+    for attempt in range(ATTEMPTS):
         before = signature(path)
-        # resolved: a link that changes meanwhile must not mix two bundles
-        bundle = open_bundle(path.resolve(), verify=True)
-        # read now what the files may no longer hold later, and what first requests would wait for
-        bundle.recommend([bundle.item_keys([1])] * 2, min(20, bundle.num_items))
-        _ = bundle.num_interests, bundle.metrics
-        if signature(path) == before:
-            return Served(bundle, ItemFacts(bundle), datetime.now(UTC))
-    raise BundleError(f"{path} keeps changing while it is being opened; rename a finished bundle")
+        try:
+            # resolved: a link that changes meanwhile must not mix two bundles
+            bundle = open_bundle(path.resolve(), verify=True)
+            # read now what the files may no longer hold later, and what first requests wait for
+            bundle.recommend([bundle.item_keys([1])] * 2, min(20, bundle.num_items))
+            _ = bundle.num_interests, bundle.metrics
+        except BundleError as error:
+            # Between two renames there is no folder, or files of both bundles were read.
+            last = error
+            if before and signature(path) == before:
+                raise
+        else:
+            if signature(path) == before:
+                return Served(bundle, ItemFacts(bundle), datetime.now(UTC))
+            last = None
+        time.sleep(PAUSE_SECONDS * attempt)
+    changing = f"{path} keeps changing while it is being opened; rename a finished bundle"
+    raise last or BundleError(changing)

@@ -23,6 +23,8 @@ MAX_SEARCH_LENGTH = 200
 MAX_PAGE_ITEMS = 100
 MAX_OFFSET = 10_000
 MAX_USER_FEATURES = 100
+MAX_CANDIDATES = 10_000
+MAX_FILTER_COLUMNS = 100
 
 INTERNAL = "something went wrong inside the server; its log tells more"
 DEFAULT_MESSAGES = {404: "there is nothing here", 405: "this path does not take that method"}
@@ -56,10 +58,35 @@ class RecommendRequest(BaseModel):
     user_features: dict[str, FeatureValue] | None = Field(
         None, max_length=MAX_USER_FEATURES, description="Values by name, if the model reads any."
     )
+    context: dict[str, FeatureValue] | None = Field(
+        None, max_length=MAX_USER_FEATURES, description="Of the request, if the model reads any."
+    )
+    filter: dict[str, Any] | None = Field(
+        None,
+        max_length=MAX_FILTER_COLUMNS,
+        description="A condition for each filter column: a value, a list of values, or an object "
+        "of <, <=, >, >= and not.",
+        examples=[{"in_stock": True, "category": ["a", "b"], "price": {"<": 20}}],
+    )
+    candidates: list[Key] | None = Field(
+        None, max_length=MAX_CANDIDATES, description="Ids of the only items to choose from."
+    )
+    exclude: list[Key] = Field(
+        [], max_length=MAX_HISTORY, description="Ids of further items to leave out."
+    )
     explain: bool = Field(
         False, description="Also say why: the nearest item of the history, a list per interest."
     )
-    bundle: Slot = Field("main", description='"compare": the bundle given by --compare.')
+    key: Key | None = Field(
+        None,
+        description="Who asks, such as a user id: with --share the same key is always answered by "
+        "the same bundle. It is not logged.",
+    )
+    bundle: Slot | None = Field(
+        None,
+        description='"main", or "compare" for the bundle given by --compare; by default "main", or '
+        "as --share decides.",
+    )
 
 
 class BundleName(BaseModel):
@@ -131,13 +158,14 @@ class SimilarResponse(BaseModel):
 class ItemsResponse(BaseModel):
     """A page of items."""
 
+    bundle: BundleName
     items: list[Item]
     more: bool = Field(description="Whether there is a further page.")
     unknown: list[str] = Field(description="Ids asked for that the bundle does not hold.")
 
 
 class FeatureFacts(BaseModel):
-    """A user feature that the model reads."""
+    """A feature of users or requests that the model reads."""
 
     kind: str
     values: list[str] = Field(description="The commonest ones, where they can be listed.")
@@ -151,6 +179,8 @@ class BundleFacts(BundleName):
     interests: int
     history_length: int
     user_features: dict[str, FeatureFacts]
+    filters: dict[str, str] = Field(description="Kinds of the filter columns, by name.")
+    context: dict[str, FeatureFacts]
     model: str
     metrics: dict[str, Any]
     serving_since: str
@@ -228,7 +258,10 @@ def _http(error: Exception) -> Response:
     message = error.detail
     if message == HTTPStatus(error.status_code).phrase:
         message = DEFAULT_MESSAGES.get(error.status_code, message)
-    return error_response(error.status_code, message, error.headers)
+    headers = dict(error.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"
+    return error_response(error.status_code, message, headers)
 
 
 EXCEPTION_RESPONSES: dict[type[Exception], Callable[[Exception], Response]] = {

@@ -9,22 +9,28 @@ import json
 import logging
 import re
 import secrets
-import sys
 import time
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from crossbatch.serving.server.line_writer import LineWriter
 from crossbatch.serving.server.messages import INTERNAL, error_response
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger("crossbatch.serving")
+STDERR = 2  # its file descriptor
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+STAGE_SECONDS = (0.0001, 0.00025, 0.0005, *SECONDS[:-1])
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 # The page loads its own files and nothing else, runs no inline script, and cannot be framed.
 POLICY = (
@@ -39,6 +45,9 @@ HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
 CLIENT_LEFT = 499  # status in the log of a request whose client left before the answer
+REQUEST: ContextVar[str] = ContextVar(
+    "request", default=""
+)  # id of the request that a task answers
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -63,19 +72,48 @@ def log_event(name: str, level: int = logging.INFO, **fields: object) -> None:
     logger.log(level, name, extra={"fields": fields})
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
+class LineHandler(logging.Handler):
+    """Hands formatted records to a `LineWriter`, so that logging never waits."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        super().__init__()
+        self.writer = writer
+        self.setFormatter(JsonFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue one record."""
+        self.writer.write(self.format(record) + "\n")
+
+    def close(self) -> None:
+        """Write what waits; later records are lost."""
+        self.writer.close()
+        super().close()
+
+
+@contextmanager
+def log_to_stderr(level: int = logging.INFO) -> Iterator[None]:
     """Send our events from `level` on, and uvicorn's warnings, to standard error as JSON."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
+    handler = LineHandler(LineWriter(STDERR))
     for source, least in ((logger, level), (logging.getLogger("uvicorn.error"), logging.WARNING)):
         source.handlers, source.propagate = [handler], False
         source.setLevel(least)
+    try:
+        yield
+    finally:
+        handler.close()
+
+
+def close_log() -> None:
+    """Write the last lines now; for a process that is about to be ended by a signal."""
+    for handler in logger.handlers:
+        handler.close()
 
 
 def _log_request(request_id: str, method: str, path: str, status: int, seconds: float) -> None:
     """Write a request's line without `logging`, which would cost as much as parsing the request."""
-    if logger.isEnabledFor(logging.INFO):
-        sys.stderr.write(
+    handlers = [each for each in logger.handlers if isinstance(each, LineHandler)]
+    if handlers and logger.isEnabledFor(logging.INFO):
+        handlers[0].writer.write(
             f'{{"time":"{_iso_time(time.time())}","level":"{"error" if status >= 500 else "info"}",'
             f'"event":"request","id":"{request_id}","method":{json.dumps(method)},'
             f'"path":{json.dumps(path)},"status":{status},"ms":{1e3 * seconds:.2f}}}\n'
@@ -118,6 +156,15 @@ class Metrics:
             ("slot", "name", "version"),
         )
         self.items = gauge("crossbatch_bundle_items", "Items of the bundle.", ("slot",))
+        self.stage_seconds = histogram(
+            "crossbatch_stage_seconds",
+            "Time of a search in the user tower, in the index, and to prepare a filter.",
+            ("stage",),
+            buckets=STAGE_SECONDS,
+        )
+        self.recommendations = counter(
+            "crossbatch_recommendations", "Lists made.", ("slot", "shadow")
+        )
 
 
 class RequestMonitor:
@@ -138,6 +185,7 @@ class RequestMonitor:
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
         status = CLIENT_LEFT
+        REQUEST.set(request_id.decode())
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status

@@ -6,6 +6,7 @@ import gc
 import logging
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,16 @@ import uvicorn
 
 from crossbatch.errors import ConfigError
 from crossbatch.serving.server.app import API_PATHS, OPEN_PATHS, ShortCut, build_app
-from crossbatch.serving.server.guard import ANSWER_SECONDS, BoundedProtocol, Guard, is_loopback
+from crossbatch.serving.server.connections import ANSWER_SECONDS, BoundedProtocol, connection_limit
+from crossbatch.serving.server.guard import MAX_HEAD_BYTES, Guard, is_loopback
 from crossbatch.serving.server.live_bundle import LiveBundle
-from crossbatch.serving.server.monitoring import Metrics, RequestMonitor, log_event, log_to_stderr
+from crossbatch.serving.server.monitoring import (
+    Metrics,
+    RequestMonitor,
+    close_log,
+    log_event,
+    log_to_stderr,
+)
 from crossbatch.serving.server.service import Service
 
 if TYPE_CHECKING:
@@ -42,9 +50,17 @@ class ServeOptions:
     timeout: float = 10.0  # seconds after which an answer comes too late
     max_queue: int = 512  # the most requests that may wait for one
     quiet: bool = False  # log warnings and errors only
+    share: float = 0.0  # of requests that the bundle for comparisons answers, by key
+    shadow: bool = False  # let it answer all others too, for the records alone
+    exposure_log: Path | None = None  # file for what was shown
+    log_histories: bool = False  # whether histories go there as well
 
     def __post_init__(self) -> None:
         """Refuse to listen on the network without a token."""
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"--share must be 0 to 1, got {self.share}")
+        if self.log_histories and self.exposure_log is None:
+            raise ConfigError("--log-histories needs --exposure-log FILE")
         if self.token is None and not is_loopback(self.host):
             raise ConfigError(
                 f"--host {self.host} would let everyone on the network ask: pass --token-file "
@@ -66,15 +82,18 @@ def serve(path: Path, options: ServeOptions, *, compare: Path | None = None) -> 
         ConfigError: If the options cannot be honoured.
         BundleError: If a bundle cannot be opened.
     """
+    if compare is None and (options.share or options.shadow):
+        raise ConfigError("--share and --shadow need a second bundle: pass --compare BUNDLE")
+    level = logging.WARNING if options.quiet else logging.INFO
     with _listen(options) as listening:
         bundles = {"main": LiveBundle("main", path)}
         if compare is not None:
             bundles["compare"] = LiveBundle("compare", compare)
-        log_to_stderr(logging.WARNING if options.quiet else logging.INFO)
         sys.setswitchinterval(SWITCH_SECONDS)
         config = uvicorn.Config(
             protected_app(bundles, options),
             http=BoundedProtocol,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",
             lifespan="on",
             log_config=None,
@@ -84,11 +103,13 @@ def serve(path: Path, options: ServeOptions, *, compare: Path | None = None) -> 
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
+        BoundedProtocol.limit = connection_limit()
         # What is loaded now stays. Searching half a million objects for garbage would stop all
         # requests for a tenth of a second, again and again.
         gc.freeze()
         gc.enable()
-        _Server(config, bundles).run(sockets=[listening])
+        with log_to_stderr(level):
+            _Server(config, bundles).run(sockets=[listening])
 
 
 def protected_app(bundles: dict[str, LiveBundle], options: ServeOptions) -> ASGIApp:
@@ -113,13 +134,14 @@ class _Server(uvicorn.Server):
         names = {slot: live.serving.name_and_version for slot, live in self._bundles.items()}
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         log_event("listening", url=url, bundles=names)
-        sys.stdout.write(f"Open {url} in a browser; Ctrl-C stops.\n")
-        sys.stdout.flush()
+        with suppress(OSError):  # a closed pipe, a full disk
+            print(f"Open {url} in a browser; Ctrl-C stops.", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log_event("stopping")
         await super().shutdown(sockets)
         log_event("stopped")
+        close_log()  # uvicorn ends the process by the signal that it has caught
 
 
 def _listen(options: ServeOptions) -> socket.socket:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from crossbatch.errors import ConfigError
 from crossbatch.serving.server.answers import Answer, Query, answer_all
-from crossbatch.serving.server.messages import Overloaded
-from crossbatch.serving.server.monitoring import log_event
+from crossbatch.serving.server.exposures import Exposures, key_share
+from crossbatch.serving.server.messages import Overloaded, RecommendRequest
+from crossbatch.serving.server.monitoring import REQUEST, log_event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 WATCH_SECONDS = 1.0
 MAX_LOOKUPS = 32  # searches for titles that may wait
+MAX_SHADOWS = 16  # queries that wait when another bundle is asked too; users come first
 
 
 class Batcher(Generic[Q, A]):
@@ -136,11 +138,14 @@ class Service:
         self.bundles, self.metrics = bundles, metrics
         self._timeout, self._watch = options.timeout, options.watch
         self._batcher: Batcher[Query, Answer] = Batcher(
-            partial(answer_all, bundles),
+            partial(answer_all, bundles, observe=self._observe),
             max_queue=options.max_queue,
             on_batch=metrics.batch_size.observe,
         )
         metrics.waiting.set_function(lambda: len(self._batcher))
+        self._share, self._shadow = options.share, options.shadow
+        self._exposures = None if options.exposure_log is None else Exposures(options)
+        self._shadows: set[asyncio.Task[None]] = set()
         self._lookups = ThreadPoolExecutor(1, thread_name_prefix="lookup")
         self._lookups_waiting = 0
         self._reloading = asyncio.Lock()
@@ -157,6 +162,36 @@ class Service:
             raise ConfigError("bundle: there is none to compare with; start with --compare BUNDLE")
         return self.bundles[name]
 
+    async def recommend(self, query: RecommendRequest) -> Answer:
+        """Answer by the bundle that the query names or its key decides; record what is shown."""
+        request = REQUEST.get()
+        if query.bundle is None:
+            picked = self._share > 0 and key_share(query.key or request) < self._share
+            query = query.model_copy(update={"bundle": "compare" if picked else "main"})
+        answer = await self.ask(query)
+        self._record(query, answer, request, shadow=False)
+        if self._shadow and query.bundle == "main" and len(self._batcher) <= MAX_SHADOWS:
+            task = asyncio.create_task(self._ask_shadow(query, request))
+            self._shadows.add(task)  # a task without a reference may be collected
+            task.add_done_callback(self._shadows.discard)
+        return answer
+
+    async def _ask_shadow(self, query: RecommendRequest, request: str) -> None:
+        """Let the other bundle answer too, for the records alone; its errors concern no one."""
+        query = query.model_copy(update={"bundle": "compare", "explain": False})
+        with contextlib.suppress(Exception):
+            self._record(query, await self._batcher.ask(query), request, shadow=True)
+
+    def _record(
+        self, query: RecommendRequest, answer: Answer, request: str, *, shadow: bool
+    ) -> None:
+        self.metrics.recommendations.labels(query.bundle, str(shadow).lower()).inc()
+        if self._exposures is not None:
+            self._exposures.write(query, answer, request, shadow=shadow)
+
+    def _observe(self, stage: str, seconds: float) -> None:
+        self.metrics.stage_seconds.labels(stage).observe(seconds)
+
     async def ask(self, query: Query) -> Answer:
         """Answer one query, together with those that arrive at the same time.
 
@@ -164,7 +199,7 @@ class Service:
             Overloaded: If too many wait.
             TimeoutError: If the answer would come too late.
         """
-        self.slot(query.bundle)
+        self.slot(query.bundle or "main")
         try:
             async with asyncio.timeout(self._timeout):
                 answer = await self._batcher.ask(query)
@@ -218,6 +253,8 @@ class Service:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._lookups.shutdown(wait=False, cancel_futures=True)
+            if self._exposures is not None:
+                self._exposures.close()
 
     async def _watch_paths(self) -> None:
         while True:

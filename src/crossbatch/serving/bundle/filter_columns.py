@@ -1,0 +1,183 @@
+"""The filter columns of a bundle: made at export, changed later without a new export.
+
+set_columns(bundle, pl.read_parquet("stock.parquet"), "next.bundle")
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from crossbatch.data.dataset.features import read_encoders
+from crossbatch.data.progress import Progress, silent
+from crossbatch.errors import ConfigError, DataError
+from crossbatch.files import atomic_folder, listed_file
+from crossbatch.serving.bundle.manifest import MANIFEST, BundleError, write_manifest
+from crossbatch.serving.bundle.opening import FILTERS, Bundle, open_bundle
+from crossbatch.serving.filters import KINDS, columns_of, keyed_rows, split_declaration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from crossbatch.data import Dataset
+
+
+def declared_columns(
+    dataset: Dataset, declarations: Sequence[str], table: pl.DataFrame | None, key: str
+) -> pl.DataFrame | None:
+    """The columns that an export declares, a row for each of the dataset's items; None for none.
+
+    Args:
+        dataset: Its categorical and multi-valued item features are columns too.
+        declarations: `NAME` or `NAME:KIND`.
+        table: A row for each item with further columns; it comes first.
+        key: Its column of item keys.
+    """
+    wanted = _split(declarations)
+    if not wanted:
+        return None
+    given = {name: kind for name, kind in wanted.items() if table is not None and name in table}
+    columns = [_column(dataset, name, kind) for name, kind in wanted.items() if name not in given]
+    if table is not None and given:
+        found = columns_of(table, key, given, dataset.num_items, dataset.item_ids)
+        columns += found.get_columns()
+    return pl.DataFrame(columns).select(list(wanted))
+
+
+def _split(declarations: Sequence[str]) -> dict[str, str | None]:
+    wanted = dict(map(split_declaration, declarations))
+    if len(wanted) < len(declarations):
+        raise ConfigError("--filter-column names a column twice")
+    return wanted
+
+
+def _column(dataset: Dataset, name: str, kind: str | None) -> pl.Series:
+    """A feature of the items as text or lists; a column of a given kind without values."""
+    feature = dataset.item_features.get(name)
+    if feature is None and kind is not None:
+        return pl.Series(name, [None] * dataset.num_items, dtype=KINDS[kind])
+    vocabulary = None
+    if feature is not None:
+        vocabulary = read_encoders(dataset.path / "features/items")[name].vocabulary
+    if feature is None or vocabulary is None:
+        reason = "is no item feature of the dataset"
+        if feature is not None:
+            reason = f"is a {feature.kind} feature, which is stored for the model only"
+        raise ConfigError(
+            f"--filter-column {name!r} {reason}: pass --items FILE with such a column, or "
+            f"{name}:KIND to fill it later with `crossbatch items set`"
+        )
+    words = pl.concat([pl.Series([None], dtype=pl.String), vocabulary])
+    values = words.gather(np.asarray(feature.values, dtype=np.int64))
+    if feature.offsets is None:
+        return values[1:].alias(name)
+    rows = np.repeat(np.arange(dataset.num_items + 1), np.diff(feature.offsets))
+    lists = pl.DataFrame({"row": rows, "value": values}).group_by("row").agg("value")
+    every = pl.DataFrame({"row": np.arange(1, dataset.num_items + 1)})
+    return every.join(lists, on="row", how="left", maintain_order="left")["value"].alias(name)
+
+
+def set_columns(
+    bundle: Bundle,
+    changes: pl.DataFrame,
+    out: Path | str,
+    *,
+    key: str = "item",
+    declare: Sequence[str] = (),
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Bundle:
+    """Make a bundle with other values in its filter columns; all else is the same.
+
+    Args:
+        bundle: What to change.
+        changes: A row for each item whose values change: its key, and filter columns. A missing
+            value takes the item's value away. Items that the bundle does not have are left out.
+        out: The bundle folder to create; with `overwrite` it may be the bundle itself. Files that
+            stay the same are hard links where the file system has them.
+        key: Column of keys.
+        declare: Columns to add, `NAME` or `NAME:KIND`.
+        overwrite: Replace an existing bundle.
+        progress: Called with (stage, done, total).
+
+    Raises:
+        DataError: If the changes cannot be made.
+    """
+    progress("items", 0, None)
+    frame, count = changed(bundle, changes, key, declare)
+    names = [name for name in changes.columns if name != key]
+    origin = bundle.manifest["origin"]
+    change = {"from": bundle.version, "set": names, "items": count}
+    facts = {name: value for name, value in bundle.manifest.items() if name not in OWN_FACTS}
+    facts["origin"] = origin | {"changes": [*origin.get("changes", []), change]}
+    with atomic_folder(Path(out), overwrite=overwrite, marker=MANIFEST) as folder:
+        progress("writing", 0, None)
+        known = {name: entry for name, entry in bundle.manifest["files"].items() if name != FILTERS}
+        for name in known:
+            source = listed_file(bundle.path, name)
+            if source is None:
+                raise BundleError(f"{bundle.path} lists {name!r}, which is no file of it")
+            _link(source, folder / name)
+        frame.write_parquet(folder / FILTERS)
+        write_manifest(folder, facts, known=known)
+    return open_bundle(out, verify=False)
+
+
+OWN_FACTS = ("checksum", "kind", "format_version", "files")  # of a manifest, written anew
+
+
+def changed(
+    bundle: Bundle, changes: pl.DataFrame, key: str, declare: Sequence[str]
+) -> tuple[pl.DataFrame, int]:
+    """The filter columns with the changes, and how many items they concern."""
+    rows = keyed_rows(changes, key, bundle.item_ids)
+    before = pl.DataFrame() if bundle.filters is None else bundle.filters.frame
+    kinds: dict[str, str | None] = {} if bundle.filters is None else dict(bundle.filters.kinds)
+    new = _split(declare)
+    if twice := [name for name in new if name in kinds]:
+        raise ConfigError(f"--filter-column {twice[0]!r} is a column of the bundle already")
+    kinds |= new
+    given = [name for name in changes.columns if name != key]
+    if unknown := [name for name in given if name not in kinds]:
+        raise DataError(
+            f"{unknown[0]!r} is no filter column of the bundle, which has "
+            f"{', '.join(kinds) or 'none'}: leave it out, or declare it with --filter-column"
+        )
+    if not given:
+        raise DataError(f"the items have no column but {key!r}: there is nothing to set")
+    found = rows > 0
+    if not found.any():
+        raise DataError(
+            f"none of the {len(rows):,} items of column {key!r} is in the bundle: name the column "
+            "of item ids with --key"
+        )
+    wanted = {name: kinds[name] for name in given}
+    values = columns_of(changes, key, wanted, bundle.num_items, bundle.item_ids)
+    touched = np.zeros(bundle.num_items, dtype=bool)
+    touched[rows[found] - 1] = True
+    columns: dict[str, Any] = {name: before[name] for name in before.columns}
+    for name, kind in kinds.items():
+        if name not in columns:
+            if kind is None and name not in given:
+                raise ConfigError(
+                    f"--filter-column {name!r} has no values: declare its kind as {name}:KIND"
+                )
+            dtype = KINDS[kind] if kind else values[name].dtype
+            columns[name] = pl.Series(name, [None] * bundle.num_items, dtype=dtype)
+        if name in given:
+            columns[name] = values[name].zip_with(pl.Series(touched), columns[name])
+    return pl.DataFrame(columns), int(found.sum())
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under another name; a copy where links are impossible."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
