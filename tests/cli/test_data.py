@@ -79,6 +79,7 @@ def test_every_flag_reaches_the_manifest(tmp_path: Path) -> None:
         "min_item_count": 2, "min_user_count": 3, "core": True, "split": "user",
         "valid_share": 0.2, "test_share": 0.3, "ties": "item", "min_history": 1,
         "cold_items": 0.1, "min_rating": 4.0, "max_bad_lines": 0.02, "seed": 9,
+        "growing": False, "test_day": None,
     }  # fmt: skip
     assert dataset.item_features["kind"].num_values == 3
     assert dataset.item_titles(dataset.item_ids(["i3"])) == ["L3"]

@@ -19,6 +19,7 @@ COMMANDS = {
     "evaluate": ("nothing", "crossbatch.evaluation.runs.evaluate_runs"),
     "export": ("nothing --out new", "crossbatch.serving.bundle.export.export_bundle"),
     "items add": ("nothing new.csv --out new", "crossbatch.serving.tables.scanned_table"),
+    "items set": ("nothing new.csv --out new", "crossbatch.serving.tables.scanned_table"),
     "items remove": ("nothing --items i1 --out new", "crossbatch.serving.open_bundle"),
     "vectors": ("nothing --out new.parquet", "crossbatch.serving.from_run.open_recommender"),
     "recommend": ("nothing --history i1", "crossbatch.serving.from_run.open_recommender"),
@@ -26,7 +27,11 @@ COMMANDS = {
     "reproduce": ("table1 --data nothing --out new", "crossbatch.data.open_dataset"),
     "report": ("nothing", "crossbatch.reports.runs.read_runs"),
     "doctor": ("--json=yes", "crossbatch.cli.doctor.examine"),
+    "demo": ("--json=yes", "crossbatch.data.synthetic.write_raw"),
+    "init": ("nowhere/new.toml", "crossbatch.files.write_file"),
 }
+# What makes the arguments a mistake; without it the work begins.
+MISTAKES = ("--json=yes", "--seed -1", "nowhere/")
 
 
 def leaves(group, prefix=""):
@@ -61,7 +66,9 @@ def test_ctrl_c_is_exit_code_130(crossbatch, monkeypatch, command):
 
     interrupted.load = interrupted  # of Recipe
     monkeypatch.setattr(importlib.import_module(home), name, interrupted)
-    done = crossbatch(f"{command} {arguments.replace('--json=yes', '').replace('--seed -1', '')}")
+    for mistake in MISTAKES:
+        arguments = arguments.replace(mistake, "")
+    done = crossbatch(f"{command} {arguments}")
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -69,7 +76,7 @@ def test_ctrl_c_is_exit_code_130(crossbatch, monkeypatch, command):
 @pytest.mark.parametrize("line", ["--help", "synth --help", "--show-completion"])
 def test_what_is_asked_for_is_exit_code_zero(crossbatch, line, monkeypatch):
     # Otherwise the answer would depend on the shell that the tests were started from.
-    monkeypatch.setattr("typer.completion._get_shell_name", lambda: "bash", raising=False)
+    monkeypatch.setattr("shellingham.detect_shell", lambda *_: ("bash", "/bin/bash"))
     assert crossbatch(line).returncode == 0
 
 

@@ -121,7 +121,7 @@ MISTAKES = [
     ("recommend bundle --history KEYS -k 1000000000", "k must be 1 to 150"),
     ("recommend bundle --history KEYS --user-features agee=3", "did you mean 'age'"),
     ("recommend bundle --history KEYS --user-features age", "needs NAME=VALUE"),
-    ("recommend bundle --history KEYS --user-features age=nan", "'age' is numeric: got 'nan'"),
+    ("recommend bundle --history KEYS --user-features age=nan", "(it is numeric), got 'nan'"),
     ("recommend bundle --user 3", "a bundle keeps no users"),
     ("recommend run --user 99999", "--user must be 0 to"),
     ("recommend bundle --users users.parquet", "--users FILE and --out FILE belong together"),

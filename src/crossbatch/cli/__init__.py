@@ -10,12 +10,13 @@ import atexit
 import os
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import metadata
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TextIO, cast
 
 import typer
 
-from crossbatch.cli import bundles, data, doctor, recommend, report, reproduce, serve, train
+from crossbatch.cli import bundles, data, doctor, recommend, report, reproduce, serve, start, train
 from crossbatch.cli.terminal import FAILED, MISTAKE
 from crossbatch.errors import (
     ConfigError,
@@ -24,6 +25,7 @@ from crossbatch.errors import (
     RankLostError,
     out_of_memory,
 )
+from crossbatch.printing import PrintableStream
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,6 +35,8 @@ app = typer.Typer(
 )
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": start.demo,
+    "init": start.init,
     "prepare": data.prepare,
     "synth": data.synth,
     "train": train.train,
@@ -72,8 +76,10 @@ def options(
 
 def main() -> None:
     """Run the command line; a user's mistake prints one sentence and ends with exit code 2."""
+    out, errors = (cast("TextIO", PrintableStream(each)) for each in (sys.stdout, sys.stderr))
     try:
-        _run()
+        with redirect_stdout(out), redirect_stderr(errors):
+            _run()
     except SystemExit as end:
         if "RANK" in os.environ and "torch" in sys.modules:  # started by torchrun
             _leave(end.code if isinstance(end.code, int) else int(end.code is not None))

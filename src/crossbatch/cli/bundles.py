@@ -7,13 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crossbatch.cli.terminal import BundleOut, MovedData, Overwrite, Quiet, progress_bars
+from crossbatch.cli.terminal import AllowCode, BundleOut, MovedData, Overwrite, Quiet, progress_bars
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from crossbatch.serving import Bundle
 
 Source = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder.")]
+Key = Annotated[str, typer.Option(help="Column of item ids.")]
+FilterColumn = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[:KIND]",
+        help="A column that requests may filter by; may be repeated. "
+        "KIND: boolean, integer, number, time, text or list.",
+    ),
+]
 
 items_app = typer.Typer(no_args_is_help=True, help="Change the items of a bundle without training.")
 
@@ -36,7 +47,13 @@ def export(
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Also write it as ONNX (extra onnx).")
     ] = False,
+    filter_column: FilterColumn = None,
+    items: Annotated[
+        Path | None, typer.Option(help="File of items with the filter columns.")
+    ] = None,
+    key: Key = "item",
     data: MovedData = None,
+    allow_code: AllowCode = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -49,6 +66,9 @@ def export(
 
     quiet = quiet or not first_here()
     formats = [name for name, wanted in (("pt2", graph), ("onnx", onnx)) if wanted]
+    if items is not None and not filter_column:
+        raise ConfigError("--items needs --filter-column NAME: which of its columns to keep")
+    table = None if items is None else _table(items, "--items")
     with progress_bars(quiet=quiet) as progress:
         bundle = export_bundle(
             run,
@@ -58,6 +78,9 @@ def export(
             index=index,
             recall=recall,
             graph_formats=formats,
+            filter_columns=filter_column or (),
+            items=table,
+            key=key,
             overwrite=overwrite,
             progress=progress,
         )
@@ -65,13 +88,21 @@ def export(
         _summary(bundle)
 
 
+def _table(path: Path, option: str) -> pl.DataFrame:
+    from crossbatch.serving.tables import scanned_table
+
+    with scanned_table(path, option) as lazy:
+        return lazy.collect()
+
+
 @items_app.command("add")
 def add(
     bundle: Source,
     items: Annotated[Path, typer.Argument(help="New items: Parquet, CSV or JSON lines.")],
     out: BundleOut,
-    key: Annotated[str, typer.Option(help="Column of item ids.")] = "item",
+    key: Key = "item",
     title: Annotated[str, typer.Option(help="Column of titles.")] = "title",
+    allow_code: AllowCode = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -81,10 +112,8 @@ def add(
     """
     from crossbatch.serving import open_bundle
     from crossbatch.serving.bundle.change_items import add_items
-    from crossbatch.serving.tables import scanned_table
 
-    with scanned_table(items, "ITEMS") as lazy:
-        table = lazy.collect()
+    table = _table(items, "ITEMS")
     opened = open_bundle(bundle)
     with progress_bars(quiet=quiet) as progress:
         changed = add_items(
@@ -102,6 +131,7 @@ def remove(
     items: Annotated[str | None, typer.Option(help="Item ids, comma-separated.")] = None,
     file: Annotated[Path | None, typer.Option(help="File of item ids, in column --key.")] = None,
     key: Annotated[str, typer.Option(help="Column of item ids in --file.")] = "item",
+    allow_code: AllowCode = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -111,7 +141,6 @@ def remove(
     """
     from crossbatch.serving import open_bundle
     from crossbatch.serving.bundle.change_items import remove_items
-    from crossbatch.serving.tables import scanned_table
 
     if (items is None) == (file is None):
         raise ConfigError("pass either --items ITEM,ITEM or --file FILE")
@@ -119,8 +148,7 @@ def remove(
         keys = [name.strip() for name in items.split(",") if name.strip()]
     else:
         assert file is not None
-        with scanned_table(file, "--file") as lazy:
-            table = lazy.collect()
+        table = _table(file, "--file")
         if key not in table.columns:
             raise ConfigError(f"{file} has no column {key!r}: name it with --key")
         keys = [str(name) for name in table[key].to_list()]
@@ -130,6 +158,44 @@ def remove(
     if not quiet:
         typer.echo(f"{opened.num_items - changed.num_items:,} items removed")
         _summary(changed)
+
+
+@items_app.command("set")
+def set_(
+    bundle: Source,
+    changes: Annotated[Path, typer.Argument(help="Items: Parquet, CSV or JSON lines.")],
+    out: BundleOut,
+    key: Key = "item",
+    filter_column: FilterColumn = None,
+    allow_code: AllowCode = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Set the filter columns of some items; all else stays as it is.
+
+    Example: crossbatch items set first.bundle stock.parquet --out first.bundle --overwrite
+    """
+    from crossbatch.serving import open_bundle
+    from crossbatch.serving.bundle.filter_columns import set_columns
+
+    table = _table(changes, "CHANGES")
+    opened = open_bundle(bundle)
+    with progress_bars(quiet=quiet) as progress:
+        changed = set_columns(
+            opened,
+            table,
+            out,
+            key=key,
+            declare=filter_column or (),
+            overwrite=overwrite,
+            progress=progress,
+        )
+    if not quiet:
+        last = changed.manifest["origin"]["changes"][-1]
+        left_out = len(table) - last["items"]
+        rest = f"; {left_out:,} are not in the bundle: left out" if left_out else ""
+        typer.echo(f"{', '.join(last['set'])} set for {last['items']:,} items{rest}")
+        typer.echo(f"{changed.path}: version {changed.version}")
 
 
 def vectors(
@@ -142,6 +208,7 @@ def vectors(
         typer.Option(help="PostgreSQL address instead; keep the password in PGPASSWORD."),
     ] = None,
     table: Annotated[str, typer.Option(help="With --postgres: table name.")] = "crossbatch_items",
+    allow_code: AllowCode = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from crossbatch.data import Column, Source
 
 BAR = 40
-LOG_OPTIONS = ("user", "item", "time", "rating", "time_unit", "items", "users", "title")
+LOG_OPTIONS = (
+    *("user", "item", "time", "rating", "event", "weight", "session", "impressions"),
+    *("time_unit", "items", "users", "title"),
+)
 
 app = typer.Typer(no_args_is_help=True, help="Inspect datasets.")
 
@@ -36,6 +39,26 @@ def prepare(
     item: Annotated[str | None, typer.Option(help="Column of item ids.")] = None,
     time: Annotated[str | None, typer.Option(help="Column of times; 'none': file order.")] = None,
     rating: Annotated[str | None, typer.Option(help="Column of ratings.")] = None,
+    event: Annotated[str | None, typer.Option(help="Column of the kinds of events.")] = None,
+    event_weights: Annotated[
+        str | None,
+        typer.Option(help="view=0,click=1,buy=5; 0: only in histories; kinds not named: left out."),
+    ] = None,
+    weight: Annotated[str | None, typer.Option(help="Column of the events' weights.")] = None,
+    session: Annotated[str | None, typer.Option(help="Column of the events' sessions.")] = None,
+    session_gap: Annotated[
+        float | None, typer.Option(help="Minutes of pause after which a session begins.")
+    ] = None,
+    impressions: Annotated[
+        str | None, typer.Option(help="Column of items shown with the event: lists, or a|b|c.")
+    ] = None,
+    context: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Feature of the request, NAME:KIND[:SEPARATOR], or hour_of_day, day_of_week, "
+            "since_last, session_items; may be repeated."
+        ),
+    ] = None,
     time_unit: Annotated[str | None, typer.Option(help="auto, s, ms, us, ns or order.")] = None,
     items: Annotated[Path | None, typer.Option(help="File of item content.")] = None,
     users: Annotated[Path | None, typer.Option(help="File of user content.")] = None,
@@ -46,10 +69,21 @@ def prepare(
     user_feature: Annotated[
         list[str] | None, typer.Option(help="NAME:KIND[:SEPARATOR]; may be repeated.")
     ] = None,
+    item_vectors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Precomputed vectors of items: a .npy with .keys.txt beside it, a .parquet with "
+            "a list column, or a folder of KEY.npy; may be repeated.",
+        ),
+    ] = None,
     min_item_count: Annotated[int | None, typer.Option(help="Default 5.")] = None,
     min_user_count: Annotated[int | None, typer.Option(help="Default 5.")] = None,
     core: Annotated[bool, typer.Option("--core", help="Repeat the filters to a k-core.")] = False,
-    split: Annotated[str | None, typer.Option(help="user, leave_last_out or time.")] = None,
+    split: Annotated[str | None, typer.Option(help="user, leave_last_out, time or day.")] = None,
+    test_day: Annotated[
+        str | None, typer.Option(help="Day of test of --split day, YYYY-MM-DD; default: the last.")
+    ] = None,
     valid_share: Annotated[float | None, typer.Option(help="Default 0.1.")] = None,
     test_share: Annotated[float | None, typer.Option(help="Default 0.1.")] = None,
     ties: Annotated[str | None, typer.Option(help="shuffle, stable or item.")] = None,
@@ -61,7 +95,23 @@ def prepare(
     text_model: Annotated[
         Path | None, typer.Option(help="Sentence model on disk: text becomes its vectors.")
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="A tokenizer.json or its folder, or 'train' on the items' text: text becomes "
+            "token ids, for towers that read text."
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Most token ids of a text; default 64.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Default 1230, as ComiRec.")] = None,
+    growing: Annotated[
+        bool, typer.Option("--growing", help="Keep what --append needs to add days later.")
+    ] = False,
+    append: Annotated[
+        Path | None, typer.Option(help="Dataset to add SOURCE to: old ids keep their numbers.")
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="polars, or spark for a log on a cluster; same result.")
     ] = "polars",
@@ -73,31 +123,47 @@ def prepare(
 ) -> None:
     """Turn a raw log into a dataset folder: read, filter, split and encode it.
 
+    With --append it adds a further day to a dataset.
+
     Example: crossbatch prepare clicks.parquet --user user_id --item sku --time ts
     --items products.parquet --out shop
     """
     given = dict(locals())  # the options by name
+    from crossbatch.data.prepare import append as run_append
     from crossbatch.data.prepare import prepare as run
     from crossbatch.data.prepare.options import PrepareOptions
     from crossbatch.data.readers import ReadOptions, open_source
+    from crossbatch.data.readers.source import CLOCK
     from crossbatch.files import check_target
 
     if min_history is not None:
         PrepareOptions(min_history=min_history)  # which says where the option went
     given["max_bad_lines"] = _limit(max_bad_lines)
+    given["event_weights"] = _weights(event_weights)
     check_target(out, overwrite=overwrite)
     reading = ReadOptions(
         item_columns=_columns(item_feature),
         user_columns=_columns(user_feature),
+        context=_columns([text for text in context or () if text not in CLOCK]) or (),
+        clock=tuple(text for text in context or () if text in CLOCK),
         **{name: given[name] for name in LOG_OPTIONS},
     )
     raw = _with_model(open_source(source, format_name, reading), text_model)
+    raw = _with_vectors(_with_tokens(raw, tokenizer, max_tokens), item_vectors)
     if not quiet and format_name is None:
         typer.echo(f"reading {source} as {raw.format}")
     chosen = {field.name: given[field.name] for field in fields(PrepareOptions)}
-    options = PrepareOptions.merged(raw.defaults, chosen)
     with progress_bars(quiet=quiet) as progress:
-        manifest = run(raw, out, options, engine=engine, overwrite=overwrite, progress=progress)
+        if append is not None:
+            if engine != "polars":
+                raise ConfigError(f"--append needs --engine polars, got {engine}")
+            chosen["core"] = core or None
+            if max_bad_lines == "0.1%":  # not given
+                del chosen["max_bad_lines"]
+            manifest = run_append(raw, append, out, chosen, overwrite=overwrite, progress=progress)
+        else:
+            options = PrepareOptions.merged(raw.defaults, chosen)
+            manifest = run(raw, out, options, engine=engine, overwrite=overwrite, progress=progress)
     if not quiet:
         _summary(manifest, out)
 
@@ -194,11 +260,57 @@ def _with_model(source: Source, model: Path | None) -> Source:
     return replace(source, item_columns=columns)
 
 
+def _with_vectors(source: Source, specifications: list[str] | None) -> Source:
+    """Add files of precomputed vectors, each `name=path`, to the items' features."""
+    files: dict[str, Path] = {}
+    for text in specifications or ():
+        name, _, path = text.partition("=")
+        if not name or not path or name in files:
+            raise ConfigError(f"--item-vectors needs NAME=PATH, each name once, got {text!r}")
+        files[name] = Path(path)
+    return replace(source, item_vectors=files) if files else source
+
+
+def _with_tokens(source: Source, tokenizer: str | None, max_tokens: int | None) -> Source:
+    """Encode the items' text as token ids by a tokenizer file, or by one that is trained on it."""
+    if tokenizer is None and max_tokens is None:
+        return source
+    columns = []
+    for column in source.item_columns:
+        if tokenizer is not None and column.kind in ("text", "tokens"):
+            column = replace(column, kind="tokens", model="" if tokenizer == "train" else tokenizer)
+        if max_tokens is not None and column.kind == "tokens":
+            column = replace(column, max_tokens=max_tokens)
+        columns.append(column)
+    if not any(column.kind == "tokens" for column in columns):
+        raise ConfigError(
+            "--tokenizer and --max-tokens are for text of items, of which the source has none: "
+            "name it with --item-feature NAME:tokens"
+        )
+    return replace(source, item_columns=tuple(columns))
+
+
 def _limit(text: str) -> float:
     try:
         return float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError as error:
         raise ConfigError(f"--max-bad-lines is a share (0.1%) or a number, got {text!r}") from error
+
+
+def _weights(text: str | None) -> dict[str, float] | None:
+    """Parse `click=1,buy=5`."""
+    if text is None:
+        return None
+    weights: dict[str, float] = {}
+    for part in text.split(","):
+        kind, _, number = part.rpartition("=")
+        try:
+            weights[kind.strip()] = float(number)
+        except ValueError:
+            kind = ""
+        if not kind.strip():
+            raise ConfigError(f"--event-weights are KIND=NUMBER,KIND=NUMBER, got {text!r}")
+    return weights
 
 
 def _summary(manifest: dict[str, Any], out: Path) -> None:
@@ -212,6 +324,7 @@ def _summary(manifest: dict[str, Any], out: Path) -> None:
     dropped = {
         "refused lines": sum(reading["bad_lines"].values()),
         "below the rating": reading["below_rating"],
+        "other events": reading.get("other_events", 0),
         "rare items": accounting["dropped_by_item"],
         "short users": accounting["dropped_by_user"],
         "withheld cold items": accounting["dropped_cold"],
@@ -225,10 +338,11 @@ def _summary(manifest: dict[str, Any], out: Path) -> None:
 
 
 def _print_facts(facts: dict[str, Any], dataset: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from crossbatch.printing import console
+
+    screen = console()
     table = Table(title=str(dataset), show_header=False)
     for section in ("counts", "lengths", "popularity", "cold", "order", "time"):
         for name, value in (facts[section] or {}).items():
@@ -244,12 +358,12 @@ def _print_facts(facts: dict[str, Any], dataset: Path) -> None:
                 f"{entry['encoder']}, {entry['num_values']:,} values, {entry['coverage']:.1%} known"
             )
             table.add_row(f"{owner} feature", name, text)
-    console.print(table)
+    screen.print(table)
     histogram = facts["lengths"]["histogram"]
     largest = max(histogram.values())
-    console.print("users by sequence length")
+    screen.print("users by sequence length")
     for name, count in histogram.items():
-        console.print(f"{name:>12} {'█' * max(round(BAR * count / largest), count > 0)} {count:,}")
+        screen.print(f"{name:>12} {'█' * max(round(BAR * count / largest), count > 0)} {count:,}")
 
 
 def _number(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossbatch.cli.terminal import AsJson, MovedData, Overwrite, Quiet, progress_bars
+from crossbatch.cli.terminal import AllowCode, AsJson, MovedData, Overwrite, Quiet, progress_bars
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,8 +34,24 @@ def recommend(
     user_features: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE,...", help="Features of the user.")
     ] = None,
+    context: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE,...", help="Context of the request.")
+    ] = None,
     exclude_seen: Annotated[bool, typer.Option(help="Leave out items of the history.")] = True,
+    filter_: Annotated[
+        str | None,
+        typer.Option(
+            "--filter",
+            metavar="JSON",
+            help="""Conditions on filter columns: '{"in_stock": true}'.""",
+        ),
+    ] = None,
+    candidates: Annotated[
+        str | None, typer.Option(help="Only these items, comma-separated.")
+    ] = None,
+    exclude: Annotated[str, typer.Option(help="Not these items, comma-separated.")] = "",
     data: MovedData = None,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -49,9 +65,18 @@ def recommend(
         raise ConfigError("pass either --history ITEM,ITEM or --user N or --users FILE")
     if (users is None) != (out is None):
         raise ConfigError("--users FILE and --out FILE belong together")
-    if users is not None and user_features:
-        raise ConfigError("features of many users are columns of --users, not --user-features")
+    if users is not None and (user_features or context):
+        raise ConfigError(
+            "features of many users are columns of --users, not --user-features or --context"
+        )
+    limits: dict[str, Any] = {
+        "filter": _conditions(filter_),
+        "candidates": None if candidates is None else _keys(candidates),
+        "exclude": _keys(exclude),
+    }
     if user is not None:
+        if any(limits.values()):
+            raise ConfigError("--user shows a test user as trained: leave the filters out")
         shown, targets, items = _test_user(source, data, user, k, exclude_seen=exclude_seen)
         _show(shown, targets, items, [], as_json=as_json)
         return
@@ -59,13 +84,18 @@ def recommend(
 
     recommender = open_recommender(source, data=data)
     if users is not None and out is not None:
-        options = {"k": k, "exclude_seen": exclude_seen, "overwrite": overwrite}
+        options = {"k": k, "exclude_seen": exclude_seen, "overwrite": overwrite, **limits}
         _many(recommender, users, out, options, quiet=quiet)
         return
     assert history is not None
-    keys = [key.strip() for key in history.split(",") if key.strip()]
+    keys = _keys(history)
     (answer,) = recommender.recommend(
-        [keys], k, exclude_seen=exclude_seen, user_features=[_features(user_features)]
+        [keys],
+        k,
+        exclude_seen=exclude_seen,
+        user_features=[_features("--user-features", user_features)],
+        context=[_features("--context", context)],
+        **limits,
     )
     if answer.popular:
         raise ConfigError(
@@ -77,6 +107,25 @@ def recommend(
     known = [key for key in keys if key not in answer.unknown]
     shown = recommender.item_titles(recommender.item_ids(known).tolist())
     _show(shown, [], answer.items, answer.unknown, as_json=as_json)
+
+
+def _keys(text: str) -> list[str]:
+    """The ids of a comma-separated list."""
+    return [key.strip() for key in text.split(",") if key.strip()]
+
+
+def _conditions(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    import json
+
+    try:
+        conditions = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--filter {text!r} is not JSON: {error}") from None
+    if not isinstance(conditions, dict):
+        raise ConfigError(f'--filter must be an object such as {{"in_stock": true}}, got {text}')
+    return conditions
 
 
 def _test_user(
@@ -111,13 +160,13 @@ def _many(
             typer.echo(f"{tally.popular:,} users without a known item: the most popular items")
 
 
-def _features(options: list[str] | None) -> dict[str, Any]:
+def _features(option: str, values: list[str] | None) -> dict[str, Any]:
     """Parse `name=value,name=value`, given once or several times."""
     features: dict[str, Any] = {}
-    for part in ",".join(options or []).split(","):
+    for part in ",".join(values or []).split(","):
         name, separator, value = part.partition("=")
         if part.strip() and not (separator and name.strip()):
-            raise ConfigError(f"--user-features needs NAME=VALUE,..., got {part!r}")
+            raise ConfigError(f"{option} needs NAME=VALUE, got {part!r}")
         if part.strip():
             features[name.strip()] = value.strip()
     return features
@@ -142,9 +191,10 @@ def _show(
 
 
 def _print_table(history: list[str], targets: list[int], items: list[ScoredItem]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
+
+    from crossbatch.printing import console
 
     if len(history) > (most := max(len(items), LEAST_HISTORY)):
         earlier = len(history) - most + 1
@@ -161,15 +211,15 @@ def _print_table(history: list[str], targets: list[int], items: list[ScoredItem]
     if behind:
         table.add_column("because of", no_wrap=True)
     for row in range(max(len(history), len(items))):
-        cells = [escape(history[row]) if row < len(history) else ""]
+        cells: list[str | Text] = [history[row] if row < len(history) else ""]
         if row < len(items):
             item = items[row]
-            title = escape(item.title)
-            cells.append(f"[bold green]{title} ✓[/]" if item.id in targets else title)
-            cells += [escape(item.key), f"{item.score:.3f}"]
+            chosen = item.id in targets
+            cells.append(Text(f"{item.title} ✓", "bold green") if chosen else item.title)
+            cells += [item.key, f"{item.score:.3f}"]
             cells += [str(item.interest + 1)] if several else []
-            cells += [escape(item.because or "")] if behind else []
+            cells += [item.because or ""] if behind else []
         table.add_row(*cells)
     if targets:
         table.caption = "✓ chosen by the user later"
-    Console().print(table)
+    console().print(table)

@@ -31,7 +31,7 @@ def reproduce(
         typer.Option("--data", help="Dataset folder. Without it nothing is trained."),
     ] = None,
     recipe: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="Recipe of all runs; model, sampler and seed come from the grid."),
     ] = None,
     set_: Overrides = None,
@@ -132,12 +132,12 @@ def reproduce(
         raise typer.Exit(FAILED)
 
 
-def _base_recipe(path: Path | None, overrides: Sequence[str]) -> Recipe:
-    """Return the shared recipe; without a file the paper's: ids alone, 4 items before a target."""
+def _base_recipe(recipe: str | None, overrides: Sequence[str]) -> Recipe:
+    """Return the shared recipe; without one the paper's: ids alone, 4 items before a target."""
     from crossbatch.config import PAPER, Recipe
 
-    if path is not None:
-        loaded = Recipe.load(path, list(overrides))
+    if recipe is not None:
+        loaded = Recipe.load(recipe, list(overrides))
     else:
         loaded = Recipe.from_dict(PAPER).changed(list(overrides))
     return loaded if loaded.train.threads else loaded.changed(["train.threads=1"])

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from crossbatch.cli.terminal import AllowCode
 from crossbatch.errors import ConfigError
 
 TOKEN_VARIABLE = "CROSSBATCH_TOKEN"  # noqa: S105 - the variable's name, not a token
@@ -38,6 +39,20 @@ def serve(
     max_queue: Annotated[
         int, typer.Option(min=1, help="Requests that may wait; more get status 503.")
     ] = 512,
+    share: Annotated[
+        float, typer.Option(help="Share of requests that --compare answers, by their key.")
+    ] = 0.0,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Ask --compare too, for log and metrics alone.")
+    ] = False,
+    exposure_log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append what was shown, as JSON lines; -: stdout."),
+    ] = None,
+    log_histories: Annotated[
+        bool, typer.Option("--log-histories", help="Write histories to the exposure log too.")
+    ] = False,
+    allow_code: AllowCode = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")
     ] = False,
@@ -65,6 +80,10 @@ def serve(
         timeout=timeout,
         max_queue=max_queue,
         quiet=quiet,
+        share=share,
+        shadow=shadow,
+        exposure_log=exposure_log,
+        log_histories=log_histories,
     )
     run(bundle, options, compare=compare)
 

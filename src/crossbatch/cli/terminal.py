@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from crossbatch.data.progress import Progress
+from crossbatch.errors import ConfigError
+from crossbatch.progress_bars import progress_bars as progress_bars  # commands import it here
 
 FAILED = 1  # something failed, or `doctor` found a problem
 MISTAKE = 2  # the user can correct it: an option, a recipe, a file, a full disk
 INTERRUPTED = 130  # Ctrl-C; what shells report after it
+
+
+def _allow_code(packages: list[str] | None) -> list[str]:
+    if packages:
+        from crossbatch.models import allow_code
+
+        try:
+            allow_code(*packages)
+        except ValueError as error:
+            raise ConfigError(f"--allow-code: {error}") from None
+    return packages or []  # typer before 0.19 cannot read a callback's None
+
 
 Data = Annotated[Path, typer.Option("--data", help="Dataset folder from prepare or synth.")]
 MovedData = Annotated[
@@ -26,35 +35,35 @@ BundleOut = Annotated[Path, typer.Option("--out", "-o", help="Bundle folder to c
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", "--force", help="Replace an existing output.")
 ]
+RecipeArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RECIPE", help="TOML file or name, such as demo; default: the best settings."
+    ),
+]
+RecipeOption = Annotated[
+    str | None, typer.Option("--recipe", metavar="RECIPE", help="The same as an option.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the recipe."),
+]
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PACKAGE",
+        help="Import towers of your own from here, if the folder names them.",
+        callback=_allow_code,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
-@contextmanager
-def progress_bars(*, quiet: bool) -> Iterator[Progress]:
-    """Show one progress bar per stage on a terminal, and nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield lambda _stage, _done, _total: None
-        return
-    columns = (TextColumn("{task.description:<10}"), BarColumn(), TextColumn("{task.fields[note]}"))
-    with Bars(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def report(stage: str, done: int, total: int | None) -> None:
-            if stage not in tasks:
-                for task in tasks.values():
-                    bars.update(task, total=1, completed=1)
-                tasks[stage] = bars.add_task(stage, total=total, note="")
-            note = f"{done:,}" if total is None and done else ""
-            bars.update(tasks[stage], completed=done, total=total, note=note)
-
-        yield report
+def the_recipe(argument: str | None, option: str | None) -> str | None:
+    """Return the recipe that was given, as an argument or by `--recipe`."""
+    if argument is not None and option is not None:
+        raise ConfigError(
+            f"two recipes were given, {argument} and --recipe {option}: leave out one"
+        )
+    return option if argument is None else argument

@@ -12,12 +12,16 @@ import typer
 from crossbatch.cli.terminal import (
     FAILED,
     INTERRUPTED,
+    AllowCode,
     AsJson,
     Data,
     MovedData,
     Overrides,
     Quiet,
+    RecipeArgument,
+    RecipeOption,
     progress_bars,
+    the_recipe,
 )
 from crossbatch.errors import ConfigError
 
@@ -28,15 +32,20 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="Recipe, such as recipes/demo.toml.")],
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="Run folder; new, unless --resume.")],
+    recipe: RecipeArgument = None,
+    recipe_option: RecipeOption = None,
     set_: Overrides = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out exactly.")
     ] = False,
+    start_from: Annotated[
+        Path | None,
+        typer.Option("--from", help="Start from the weights of this run or bundle folder."),
+    ] = None,
     track: Annotated[
-        list[str] | None, typer.Option("--track", help="Also log to tensorboard or mlflow.")
+        list[str] | None, typer.Option("--track", help="Also log to tensorboard, mlflow or wandb.")
     ] = None,
     timeout: Annotated[
         float, typer.Option(help="With several processes: seconds to wait for the others.")
@@ -45,11 +54,11 @@ def train(
 ) -> None:
     """Train a two-tower model, stop when validation stops improving, and test it.
 
-    With several processes or machines, which share the recipe's batch: torchrun --nproc-per-node 2
-    -m crossbatch train ...
+    Without a recipe it uses the defaults, which are the best settings we know. With several
+    processes or machines, which share the recipe's batch: torchrun --nproc-per-node 2 -m crossbatch
+    train ...
 
-    Example: crossbatch train recipes/demo.toml --data demo/dataset --out runs/first
-    --set sampler.capacity=512
+    Example: crossbatch train --data demo/dataset --out runs/first --set train.seed=1
     """
     from crossbatch.config import Recipe
     from crossbatch.data import open_dataset
@@ -58,15 +67,24 @@ def train(
     from crossbatch.training.progress import Progress, Terminal
     from crossbatch.training.trackers import open_trackers
 
+    chosen = the_recipe(recipe, recipe_option)
     with joined(timeout) as ranks:
         loaded, dataset = together(
-            ranks, lambda: (Recipe.load(recipe, set_ or []), open_dataset(data))
+            ranks, lambda: (Recipe.load(chosen, set_ or []), open_dataset(data))
         )
         silent = quiet or (ranks is not None and not ranks.first)
         trackers = () if ranks and not ranks.first else open_trackers(track or [], out)
         progress = Progress() if silent else Terminal(loaded.train.metric)
         try:
-            result = fit(dataset, loaded, out, resume=resume, progress=progress, trackers=trackers)
+            result = fit(
+                dataset,
+                loaded,
+                out,
+                resume=resume,
+                progress=progress,
+                trackers=trackers,
+                start_from=start_from,
+            )
         except Interrupted as stop:
             if ranks is None or ranks.first:
                 sys.stderr.write(f"crossbatch: {stop}\n")
@@ -76,12 +94,13 @@ def train(
             for tracker in trackers:
                 tracker.close()
     if not silent:
-        test, unseen = result["test"], result.get("test_unseen", {})
+        split = "test" if "test" in result else "valid"  # a dataset may have no test users
+        found, unseen = result[split], result.get(f"{split}_unseen", {})
         typer.echo(
             f"{result['model']} with {result['sampler']} negatives, best at step "
             f"{result['best_step']} of {result['steps']}: "
-            f"test recall@50 {100 * test['recall@50']:.2f} %, "
-            f"NDCG@50 {100 * test['ndcg@50']:.2f} %; without seen items "
+            f"{split} recall@50 {100 * found['recall@50']:.2f} %, "
+            f"NDCG@50 {100 * found['ndcg@50']:.2f} %; without seen items "
             f"{_percent(unseen.get('recall@50'))} and {_percent(unseen.get('ndcg@50'))}  ->  {out}"
         )
 
@@ -93,6 +112,21 @@ def _percent(value: float | None) -> str:
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     split: Annotated[str, typer.Option(help="valid or test.")] = "test",
+    k: Annotated[
+        list[int] | None,
+        typer.Option("-k", help="Length of the lists; may be repeated. Default: 20 and 50."),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,…",
+            help="Columns: recall, hit_rate, precision, mrr, map, ndcg, novelty, coverage, …",
+        ),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(help="Also by segments of users: a user feature, or 'activity'."),
+    ] = None,
     data: MovedData = None,
     baselines: Annotated[
         str,
@@ -104,6 +138,7 @@ def evaluate(
     no_baselines: Annotated[
         bool, typer.Option("--no-baselines", help="The same as --baselines none.")
     ] = False,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -112,7 +147,7 @@ def evaluate(
     Every metric is measured twice: with all items, as in the paper, and without the items that the
     user has had. Baselines are tuned on validation users; RUN/baselines.json keeps what was found.
 
-    Example: crossbatch evaluate runs/first --split test --baselines rp3beta,als
+    Example: crossbatch evaluate runs/first -k 5 -k 10 --metrics recall,mrr,map --by activity
     """
     import json
 
@@ -125,27 +160,36 @@ def evaluate(
     known = {"all": tuple(BASELINES), "none": ()}
     names = known.get(chosen, tuple(name.strip() for name in chosen.split(",")))
     check_names(names)
-    with joined() as ranks:
-        measured = evaluate_runs(runs, split, data=data, ranks=ranks)
+    columns = _columns(metrics, k)
+    with joined() as ranks, progress_bars(quiet=quiet) as report:
+
+        def on_items(done: int, total: int) -> None:
+            report("items", done, total)
+
+        measured = evaluate_runs(
+            runs, split, data=data, ranks=ranks, on_items=on_items, ks=k, by=by
+        )
     if ranks is not None and not ranks.first:
         return
     notes: list[str] = []
     with progress_bars(quiet=quiet) as report:
         found = measure_opponents(
-            runs, split, names=names, data=data, say=notes.append, on_fit=report
+            runs, split, names=names, data=data, ks=k, say=notes.append, on_fit=report
         )
     if as_json:
         typer.echo(json.dumps(found | measured, indent=1))
     elif not quiet:
-        _print_evaluation(found, measured, split)
+        _print_evaluation(found, measured, split, columns)
+        _print_segments(measured, split, by, columns)
     for note in () if quiet else notes:
         typer.echo(f"crossbatch: {note}", err=True)
 
 
 def tune(
-    recipe: Annotated[Path, typer.Argument(help="Recipe to start from; it is the first trial.")],
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="Study folder; an existing one is continued.")],
+    recipe: RecipeArgument = None,
+    recipe_option: RecipeOption = None,
     trials: Annotated[int, typer.Option(min=1, help="Total number, earlier ones included.")] = 20,
     space: Annotated[
         Path | None,
@@ -156,9 +200,10 @@ def tune(
 ) -> None:
     """Search for settings: train trials, prune bad ones early, write the best as a recipe.
 
-    Test users are never evaluated. After Ctrl-C or a crash the same command continues.
+    The recipe is the first trial. Test users are never evaluated. After Ctrl-C or a crash the same
+    command continues.
 
-    Example: crossbatch tune recipes/demo.toml --data demo/dataset --out study --trials 30
+    Example: crossbatch tune --recipe demo --data demo/dataset --out study --trials 30
     """
     from crossbatch.config import Recipe
     from crossbatch.data import open_dataset
@@ -166,7 +211,7 @@ def tune(
     from crossbatch.training.progress import Progress, Terminal
     from crossbatch.tuning import read_space
 
-    loaded = Recipe.load(recipe, set_ or [])
+    loaded = Recipe.load(the_recipe(recipe, recipe_option), set_ or [])
     searched = read_space(space) if space else None
     try:
         from crossbatch.tuning.study import tune as run
@@ -203,8 +248,52 @@ COLUMNS = {
 }
 
 
+HEADS = {
+    "recall": "R",
+    "hit_rate": "HR",
+    "precision": "P",
+    "mrr": "MRR",
+    "map": "MAP",
+    "ndcg": "NDCG",
+    "ndcg_comirec": "paper's\nNDCG",
+    "novelty": "novelty\n",
+    "content_diversity": "diversity\n(content)",
+    "vector_diversity": "diversity\n(vectors)",
+    "coverage": "coverage\n",
+    **{f"{band}_recall": f"{band}\nR" for band in ("cold", "tail", "mid", "head")},
+}
+
+
+def _columns(metrics: str | None, ks: list[int] | None) -> dict[str, str]:
+    """Metrics to print and their headings: as asked for, or those of `COLUMNS`."""
+    if metrics is None and ks is None:
+        return COLUMNS
+    names = [name.strip() for name in (metrics or "recall,hit_rate,ndcg,mrr").split(",")]
+    for name in names:
+        if name not in HEADS:
+            raise ConfigError(f"--metrics must be of {', '.join(HEADS)}, got {name!r}")
+    return {f"{name}@{k}": f"{HEADS[name]}@{k}" for k in ks or (20, 50) for name in names}
+
+
+def _print_segments(
+    runs: dict[str, dict[str, Any]], split: str, by: str | None, columns: dict[str, str]
+) -> None:
+    """Print a table of the segments of users a run, of the protocol that chose its best model."""
+    for path, entry in runs.items() if by else ():
+        unseen = entry["metric"]["exclude_seen"]
+        parts = {
+            f"{label}\n{part['num_users']:,} users": part.get("unseen", part) if unseen else part
+            for label, part in entry["segments"].items()
+        }
+        protocol = "without seen items" if unseen else "all items"
+        _print_table(parts, f"{split} by {by}, {protocol}: {path}", columns)
+
+
 def _print_evaluation(
-    baselines: dict[str, dict[str, Any]], runs: dict[str, dict[str, Any]], split: str
+    baselines: dict[str, dict[str, Any]],
+    runs: dict[str, dict[str, Any]],
+    split: str,
+    columns: dict[str, str],
 ) -> None:
     """Print a table a protocol, the baselines' settings and costs, and the time to quality."""
     from crossbatch.reports import opponents
@@ -212,9 +301,10 @@ def _print_evaluation(
 
     table = baselines | runs
     unseen = {name: entry | entry["unseen"] for name, entry in table.items() if "unseen" in entry}
-    _print_table(table, f"{split}: all items may be recommended, as in the paper")
+    _print_table(table, f"{split}: all items may be recommended, as in the paper", columns)
     if unseen:
-        _print_table(unseen, f"{split}: without items that the user has had (unseen)", CAPTION)
+        title = f"{split}: without items that the user has had (unseen)"
+        _print_table(unseen, title, columns, CAPTION)
     rivals = opponents.opponents(baselines)
     if not rivals:
         return
@@ -236,18 +326,26 @@ CAPTION = (
 )
 
 
-def _print_table(table: dict[str, dict[str, Any]], title: str, caption: str = "") -> None:
-    shown = [c for c in COLUMNS if any(c in entry["intervals"] for entry in table.values())]
+def _print_table(
+    table: dict[str, dict[str, Any]], title: str, columns: dict[str, str], caption: str = ""
+) -> None:
+    known = [entry["metrics"] for entry in table.values()]
+    shown = [c for c in columns if any(each.get(c) is not None for each in known)]
     lines = []
     for name, entry in table.items():
         line = [f"{entry['model']}\n{entry['sampler']}" if "model" in entry else name]
-        for column in shown:
-            low, high = entry["intervals"][column]
-            line.append(f"{100 * entry['metrics'][column]:.1f} ±{50 * (high - low):.1f}")
-        lines.append(line)
-    heads = ["", *(COLUMNS[column] for column in shown)]
+        lines.append(line + [_cell(entry, column) for column in shown])
+    heads = ["", *(columns[column] for column in shown)]
     title = f"{title}\npercent ± half a 95 % interval over users"
     _print_rows(heads, lines, title, caption)
+
+
+def _cell(entry: dict[str, Any], metric: str) -> str:
+    """A metric in per cent, with half its interval if it is one of users."""
+    value, interval = entry["metrics"].get(metric), entry["intervals"].get(metric)
+    if value is None:
+        return "–"
+    return f"{100 * value:.1f}" + (f" ±{50 * (interval[1] - interval[0]):.1f}" if interval else "")
 
 
 def _print_rows(
@@ -259,15 +357,16 @@ def _print_rows(
 ) -> None:
     """Print a table whose first `words` columns are text, the others numbers."""
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
+
+    from crossbatch.printing import console
 
     view = Table(box=SIMPLE, padding=(0, 1, 0, 0), title=title, caption=caption)
     for place, head in enumerate(heads):
         view.add_column(head, justify="left" if place < words else "right", no_wrap=not place)
     for line in lines:
         view.add_row(*line)
-    Console().print(view)
+    console().print(view)
 
 
 def _print_trial(metric: str, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:

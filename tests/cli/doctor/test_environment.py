@@ -16,9 +16,9 @@ HERE = Path()
 def test_requirements_are_those_of_the_installed_package():
     needed = {each.name: str(each.specifier) for each in environment.requirements()}
     assert needed["torch"] == "<3,>=2.10"
-    assert [each.name for each in environment.requirements("fast")] == ["numba"]
-    assert "pytest" in {each.name for each in environment.requirements("dev")}
-    assert not {"numba", "pytest"} & set(needed)
+    assert [each.name for each in environment.requirements("ann")] == ["faiss-cpu"]
+    assert "fastapi" in {each.name for each in environment.requirements("serve")}
+    assert not {"faiss-cpu", "pytest"} & set(needed)
 
 
 def test_an_old_package_is_a_problem(monkeypatch):
@@ -49,8 +49,8 @@ def test_a_missing_package_is_a_problem_and_a_missing_extra_a_note(monkeypatch):
     )
     extras = list(environment.extras(HERE))
     assert {str(each.level) for each in extras} == {"note"}
-    assert "pip install 'crossbatch[fast]'" in {each.remedy for each in extras}
-    assert not any("dev" in each.check for each in extras)
+    assert "pip install 'crossbatch[ann]'" in {each.remedy for each in extras}
+    assert not any("all" in each.check for each in extras)  # the sum of the others
 
 
 def test_a_package_that_does_not_load_is_a_problem(monkeypatch):

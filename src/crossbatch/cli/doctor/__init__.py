@@ -98,18 +98,18 @@ def _run(check: Check, path: Path) -> Iterator[Finding]:
 
 
 def _print(found: Mapping[str, list[Finding]], paths: Mapping[str, Path], problems: int) -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    console = Console()
+    from crossbatch.printing import console
+
+    screen = console()
     for subject, findings in found.items():
         where = "" if subject == "environment" else f" {paths[subject]}"
-        table = Table(
-            title=escape(f"{subject}{where}"), title_justify="left", box=None, show_header=False
-        )
+        table = Table(title=f"{subject}{where}", title_justify="left", box=None, show_header=False)
         for each in findings:
-            remedy = f"\n[cyan]→ {escape(each.remedy)}[/]" if each.remedy else ""
-            table.add_row(MARKS[each.level], escape(each.check), escape(each.message) + remedy)
-        console.print(table)
-    console.print(f"{problems} problems" if problems else "no problem", highlight=False)
+            remedy = f"\n→ {each.remedy}" if each.remedy else ""
+            message = Text.assemble(each.message, (remedy, "cyan"))
+            table.add_row(Text.from_markup(MARKS[each.level]), each.check, message)
+        screen.print(table)
+    screen.print(f"{problems} problems" if problems else "no problem", highlight=False)

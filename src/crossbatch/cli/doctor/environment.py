@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
     from packaging.requirements import Requirement
 
-DEVELOPMENT_EXTRAS = frozenset({"dev", "docs", "e2e"})  # needed to work on crossbatch itself
 # Compiled packages may be installed and yet fail to load, so they are imported.
-COMPILED = {"torch": "torch", "numpy": "numpy", "polars": "polars", "safetensors": "safetensors"}
-ACCELERATORS = {"numba": "numba", "faiss-cpu": "faiss"}
+COMPILED = {name: name for name in ("torch", "numba", "numpy", "polars", "safetensors")}
+ACCELERATORS = {"faiss-cpu": "faiss"}
 GIB = 1 << 30
 MIN_DISK, MIN_MEMORY = GIB, GIB // 2
 THREADS = "OMP_NUM_THREADS"
@@ -58,7 +57,7 @@ def required_packages(_: Path) -> Iterator[Finding]:
 def extras(_: Path) -> Iterator[Finding]:
     """Check the packages of each extra."""
     for extra in metadata("crossbatch").get_all("Provides-Extra") or []:
-        if extra in DEVELOPMENT_EXTRAS:
+        if extra == "all":  # the sum of the others
             continue
         check, target = f"extra {extra}", f"crossbatch[{extra}]"
         members = requirements(extra)

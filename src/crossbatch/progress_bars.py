@@ -1,0 +1,38 @@
+"""Progress bars in a terminal, for commands and for `Recommender`."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from crossbatch.data.progress import Progress
+
+
+@contextmanager
+def progress_bars(*, quiet: bool) -> Iterator[Progress]:
+    """Show one progress bar per stage on a terminal, and nothing elsewhere."""
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    from crossbatch.printing import console
+
+    screen = console(stderr=True)
+    if quiet or not screen.is_terminal:
+        yield lambda _stage, _done, _total: None
+        return
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), TextColumn("{task.fields[note]}"))
+    with Bars(*columns, TimeElapsedColumn(), console=screen, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    bars.update(task, total=1, completed=1)
+                tasks[stage] = bars.add_task(stage, total=total, note="")
+            note = f"{done:,}" if total is None and done else ""
+            bars.update(tasks[stage], completed=done, total=total, note=note)
+
+        yield report
