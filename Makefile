@@ -5,7 +5,12 @@ PYTHON ?= python3
 PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+PIP = bin/pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+PINNED = -c constraints.txt
+PYTEST = bin/python -m pytest -q
+# A file stays in one process, so that what its tests share is made once.
+PARALLEL := -n 2 --dist loadfile
+REPORTS := build/tests
 
 .PHONY: setup demo test check bench clean
 .DELETE_ON_ERROR:
@@ -13,22 +18,25 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "crossbatch needs Python 3.11 or newer; pass PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
+	$(VENV)/$(PIP) $(PINNED) pip  # the bundled one may not know dependency groups
 
 # torch first: later requirements then find it installed and do not pull another build.
 $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing crossbatch into $(VENV) (a minute or two) ..."
-	$(INSTALL) torch hatchling editables
-	$(INSTALL) --no-build-isolation -e '.[fast,report,serve]'
+	$(VENV)/$(PIP) $(PINNED) torch hatchling editables
+	$(VENV)/$(PIP) $(PINNED) --no-build-isolation -e '.[report,serve]'
 	@touch $@
 
+# Every extra but Spark, which has an environment of its own.
 $(VENV)/.dev: $(VENV)/.core
-	$(INSTALL) --no-build-isolation -e '.[ann,baselines,dev,docs,e2e,fast,hf,lightning,report,serve,text,track,tune]'
+	$(VENV)/$(PIP) $(PINNED) --no-build-isolation --group dev \
+	  -e '.[ann,baselines,hf,lightning,mlflow,onnx,pandas,postgres,report,serve,tensorboard,text,tune,wandb]'
 	@touch $@
 
 setup: $(VENV)/.dev  ## make .venv with everything that the other targets need
 
 demo: $(VENV)/.core  ## synthetic log -> dataset -> training -> evaluation -> recommendations -> report
-	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh demo
+	@$(BIN)/crossbatch demo demo
 
 .PHONY: lint
 lint: $(VENV)/.dev
@@ -37,12 +45,14 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 check: lint  ## lint, strict types, all tests but the slow ones, and the wheel in a clean environment
-	$(BIN)/pytest -q -n 2 -m "not slow"
+	$(VENV)/$(PYTEST) $(PARALLEL) -m "not slow"
 	$(MAKE) test-dist
 
-test: lint  ## everything that must hold: lint, types, all tests, torch alone, the wheel, the oldest versions
-	$(BIN)/pytest -q -n 2
-	$(MAKE) test-torch-only test-dist test-oldest
+test: lint  ## everything that must hold: lint, types, all tests, Spark, TorchRec, torch alone, the wheel, the oldest versions
+	rm -rf $(REPORTS)
+	$(VENV)/$(PYTEST) $(PARALLEL) --junitxml=$(REPORTS)/main.xml
+	$(MAKE) test-cluster test-torch-only test-dist test-oldest
+	$(BIN)/python tools/skips.py $(REPORTS)/*.xml
 
 .PHONY: docs
 docs: $(VENV)/.dev  ## the documentation site, warnings as errors -> build/site/index.html
@@ -57,68 +67,74 @@ results: $(VENV)/.dev  ## tables and figures of results/, and the pages that sho
 dist: $(VENV)/.dev  ## the source distribution, and the wheel made from it -> dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/twine check --strict dist/*  # the metadata is valid, and README.md renders on a package index
 
 # The wheel with its declared dependencies and nothing else: no extras, none of our tools.
 .PHONY: test-dist
 test-dist: dist $(VENV)-dist/.ready
-	$(VENV)-dist/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps dist/*.whl
+	$(VENV)-dist/$(PIP) --force-reinstall --no-deps dist/*.whl
 	$(VENV)-dist/bin/pip check
 	sh tests/release/smoke.sh $(VENV)-dist/bin
 
 $(VENV)-dist/.ready: pyproject.toml constraints.txt | dist
 	rm -rf $(VENV)-dist
 	$(PYTHON) -m venv $(VENV)-dist
-	$(VENV)-dist/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) dist/*.whl
+	$(VENV)-dist/$(PIP) $(PINNED) dist/*.whl
 	@touch $@
 
 # The lower bounds that pyproject.toml declares; .venv has the newest versions.
 .PHONY: test-oldest
 test-oldest: $(VENV)-oldest/.ready  ## the fast tests with the oldest dependencies that are allowed
-	$(VENV)-oldest/bin/python -m pytest -q -n 2 -m "not slow" -W ignore::DeprecationWarning $(OLDEST_TESTS)
+	$(VENV)-oldest/$(PYTEST) $(PARALLEL) -m "not slow" -W ignore::DeprecationWarning $(INTERFACES)
 
 # Where the dependencies' own interfaces are used; the rest would repeat what .venv has shown.
-OLDEST_TESTS = $(addprefix tests/,kernels retrieval evaluation reports test_config.py data/readers \
-	data/prepare/test_prepare.py training/test_run.py training/optimizers serving/bundle/test_export.py serving/server/test_server.py cli/test_train.py)
+INTERFACES = $(addprefix tests/,kernels/test_contract.py retrieval/test_index.py retrieval/test_ivf.py evaluation/test_baselines.py \
+	reports test_config.py data/readers data/prepare/test_prepare.py data/prepare/test_staged_log.py training/test_run.py \
+	training/test_trackers.py tuning/test_study.py serving/bundle/test_export.py serving/server/test_server.py cli/test_train.py cli/test_exit_codes.py)
 
 $(VENV)-oldest/.ready: pyproject.toml constraints-oldest.txt
 	rm -rf $(VENV)-oldest
 	$(PYTHON) -m venv $(VENV)-oldest
-	$(VENV)-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt $(PIP_ARGS) torch hatchling editables
-	$(VENV)-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt $(PIP_ARGS) --no-build-isolation -e '.[ann,fast,report,serve,track]' hypothesis pytest pytest-xdist
+	$(VENV)-oldest/$(PIP) -c constraints-oldest.txt torch hatchling editables
+	$(VENV)-oldest/$(PIP) -c constraints-oldest.txt --no-build-isolation -e '.[ann,mlflow,report,serve,tensorboard,tune]' hypothesis pytest pytest-xdist
+	@touch $@
+
+# Another Python with the newest versions: make test-python PYTHON=python3.13
+.PHONY: test-python
+test-python: $(VENV)-python/.ready  ## the same tests with the Python that PYTHON names
+	$(VENV)-python/$(PYTEST) $(PARALLEL) -m "not slow" $(INTERFACES)
+
+$(VENV)-python/.ready: pyproject.toml constraints.txt
+	rm -rf $(VENV)-python
+	$(PYTHON) -m venv $(VENV)-python
+	$(VENV)-python/$(PIP) $(PINNED) torch hatchling editables
+	$(VENV)-python/$(PIP) $(PINNED) --no-build-isolation -e '.[ann,mlflow,report,serve,tensorboard,tune]' hypothesis pytest pytest-xdist
 	@touch $@
 
 # The negatives library promises to need nothing but torch: its tests run where nothing else is.
 .PHONY: test-torch-only
 test-torch-only: $(VENV)-torch/.ready
-	$(VENV)-torch/bin/python -m pytest -q -m "not slow" tests/negatives
+	$(VENV)-torch/$(PYTEST) -m "not slow" tests/negatives
 
 $(VENV)-torch/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-torch
-	$(VENV)-torch/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) torch pytest hypothesis hatchling editables
-	$(VENV)-torch/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	$(VENV)-torch/$(PIP) $(PINNED) torch pytest hypothesis hatchling editables
+	$(VENV)-torch/$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
-# Spark is too large for everyone's environment; Java 17 or newer must be on the PATH.
-.PHONY: test-spark
-test-spark: $(VENV)-spark/.ready  ## both engines of preparation on a real local Spark
-	$(VENV)-spark/bin/python -m pytest -q tests/data/prepare/test_spark_engine.py tests/data/prepare/test_spark_session.py
+# Spark with a Java from PyPI, and TorchRec, whose pins fit no other environment.
+.PHONY: test-cluster
+test-cluster: $(VENV)-cluster/.ready  ## preparation on a real local Spark; tables spread over ranks by TorchRec
+	$(VENV)-cluster/$(PYTEST) --junitxml=$(REPORTS)/cluster.xml $(addprefix tests/,data/prepare/test_spark_engine.py \
+	  data/prepare/test_spark_session.py training/distributed/test_sharded_table.py)
 
-$(VENV)-spark/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)-spark
-	$(VENV)-spark/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) torch pytest hypothesis hatchling editables
-	$(VENV)-spark/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) --no-build-isolation -e '.[spark]'
-	@touch $@
-
-# TorchRec wants its own build of fbgemm and pins, so it lives in an environment of its own.
-.PHONY: test-torchrec
-test-torchrec: $(VENV)-torchrec/.ready  ## tables that are spread over ranks
-	$(VENV)-torchrec/bin/python -m pytest -q tests/training/distributed/test_sharded_table.py
-
-$(VENV)-torchrec/.ready: pyproject.toml constraints.txt requirements/torchrec-cpu.txt
-	$(PYTHON) -m venv $(VENV)-torchrec
-	$(VENV)-torchrec/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) torch pytest hypothesis hatchling editables
-	$(VENV)-torchrec/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) --no-build-isolation -e '.[fast]'
-	$(VENV)-torchrec/bin/pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r requirements/torchrec-cpu.txt
+$(VENV)-cluster/.ready: pyproject.toml constraints.txt requirements/torchrec-cpu.txt
+	rm -rf $(VENV)-cluster
+	$(PYTHON) -m venv $(VENV)-cluster
+	$(VENV)-cluster/$(PIP) $(PINNED) pip
+	$(VENV)-cluster/$(PIP) $(PINNED) torch hatchling editables --group cluster
+	$(VENV)-cluster/$(PIP) $(PINNED) --no-build-isolation -e '.[spark]'
+	$(VENV)-cluster/$(PIP) --no-deps -r requirements/torchrec-cpu.txt
 	@touch $@
 
 bench: $(VENV)/.dev  ## ratios behind the performance claims; BENCH_ARGS=--quick for a smoke run
@@ -138,18 +154,17 @@ audit: $(VENV)-audit/.ready $(VENV)-audit-tools/.ready  ## licences, bill of mat
 	$(VENV)-audit-tools/bin/python tools/audit.py $(VENV)-audit/bin/python --sbom build/sbom.cdx.json
 
 # crossbatch with every extra, to be audited; the tools must not be among its packages.
-EXTRAS = $(shell $(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"], sep=",")')
 $(VENV)-audit/.ready: pyproject.toml constraints.txt
 	rm -rf $(VENV)-audit
 	$(PYTHON) -m venv $(VENV)-audit
-	$(VENV)-audit/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) torch hatchling editables
-	$(VENV)-audit/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) --no-build-isolation -e '.[$(EXTRAS)]'
+	$(VENV)-audit/$(PIP) $(PINNED) torch hatchling editables
+	$(VENV)-audit/$(PIP) $(PINNED) --no-build-isolation -e '.[all]'
 	@touch $@
 
 $(VENV)-audit-tools/.ready: constraints.txt
 	$(PYTHON) -m venv $(VENV)-audit-tools
-	$(VENV)-audit-tools/bin/pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) cyclonedx-bom packaging pip-audit pip-licenses
+	$(VENV)-audit-tools/$(PIP) $(PINNED) cyclonedx-bom packaging pip-audit pip-licenses
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-spark $(VENV)-torch $(VENV)-torchrec $(VENV)-audit $(VENV)-audit-tools $(VENV)-dist $(VENV)-oldest $(VENV)-bench-* demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-cluster $(VENV)-python $(VENV)-torch $(VENV)-audit $(VENV)-audit-tools $(VENV)-dist $(VENV)-oldest $(VENV)-bench-* demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -78,7 +78,8 @@ def declared_requirements(project: Path) -> list[Requirement]:
     """Return the requirements of the project and of all of its extras."""
     table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
     groups = [table["dependencies"], *table["optional-dependencies"].values()]
-    return [Requirement(line) for lines in groups for line in lines]
+    found = [Requirement(line) for lines in groups for line in lines]
+    return [each for each in found if each.name != table["name"]]  # `all` names the other extras
 
 
 def check_complete(packages: Iterable[str], requirements: Iterable[Requirement]) -> None:

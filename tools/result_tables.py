@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -20,8 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from crossbatch.reports import formatting
 from crossbatch.reports.comparison import Estimate, Gain
+from crossbatch.reports.journal import Curve
 from crossbatch.reports.markdown import pipe_table
 from crossbatch.reports.opponents import BASELINE_NAMES
+from crossbatch.reports.plots import Line, Plot
+from crossbatch.reports.svg import write_panels
 from crossbatch.reproduce.experiments import WRITERS
 from crossbatch.reproduce.folder import GridFolder
 
@@ -33,8 +37,15 @@ RESULTS = ROOT / "results"
 sys.path.append(str(ROOT / "benchmarks"))
 
 from auto_quality import write_judgement  # noqa: E402 (a script outside the package)
+from bank_map import RULES, measured_cells  # noqa: E402
 
-PAGES = ("README.md", "docs/results.md", "docs/negatives.md", "docs/evaluation.md")
+PAGES = (
+    "README.md",
+    "docs/results.md",
+    "docs/negatives.md",
+    "docs/evaluation.md",
+    "docs/concepts/when-a-bank-pays.md",
+)
 FIGURES = {  # of docs/results/
     "book-1m": ("curves", "gain", "table2"),
     "book-1m/short-6000": ("drift", "lemma"),
@@ -66,7 +77,9 @@ DATA = {
     "ml-1m": "MovieLens-1M",
     "beauty": "Amazon-Beauty",
     "electronic-1m": "Amazon-Electronics sample",
+    "globo": "Globo.com news",
 }
+BANK_DATA = ("book-1m", "beauty")  # of the figure
 VERDICTS = {"better": "better", "worse": "**worse**", "unclear": "level"}
 Rows = list[dict[str, Any]]
 
@@ -243,6 +256,75 @@ def opponents(*names: str) -> str:
     return table(heads, lines)
 
 
+def bank(*names: str) -> str:
+    """Kinds of negatives over batch sizes, each at its own best learning rate."""
+    heads = ["data", "tower", "batch", "negatives", "rate", "seeds", "recall@50", "gain"]
+    heads += ["NDCG@50", "gain", "tail recall@50", "CPU s"]
+    lines = []
+    for name in names:
+        cells = bank_cells(name)
+        for cell in cells:
+            base = next(
+                (
+                    other
+                    for other in cells
+                    if other["rule"] == "in-batch"
+                    and all(other[key] == cell[key] for key in ("tower", "samples", "batch"))
+                ),
+                None,
+            )
+            size = f" ({cell['size']:,})" if cell["size"] else ""
+            line = [DATA[name], cell["tower"], str(cell["batch"]), cell["rule"] + size]
+            line += [f"{cell['lr']:g}", str(cell["seeds"])]
+            for metric in ("recall@50", "ndcg@50"):
+                line.append(_mean_and_spread(cell[metric]))
+                line.append("" if base in (None, cell) else _relative(cell[metric], base[metric]))
+            tail = 100 * statistics.fmean(cell["tail_recall@50"])
+            lines.append([*line, f"{tail:.1f}", f"{cell['cpu_seconds']:.0f}"])
+    return table(heads, lines)
+
+
+def bank_cells(name: str) -> Rows:
+    """The cells of one data set's map."""
+    return measured_cells(json.loads((RESULTS / "bank" / f"{name}.json").read_text())["runs"])
+
+
+def draw_bank(path: Path, tower: str, *names: str) -> None:
+    """Draw quality over batch size and over processor time, a panel for each data set."""
+    plots = []
+    for metric, label in (("recall@50", "test recall@50, %"), ("ndcg@50", "test NDCG@50, %")):
+        for name in names:
+            cells = [cell for cell in bank_cells(name) if cell["tower"] == tower]
+            for x, x_label in (("batch", "batch size"), ("cpu_seconds", "CPU seconds of steps")):
+                lines = _bank_lines(cells, x, metric)
+                title = f"{DATA[name]}: {metric} by {x_label}"
+                plots.append(Plot("bank", title, x_label, label, lines, log_x=True))
+    write_panels(plots, path, columns=2)
+
+
+def _bank_lines(cells: Rows, x: str, metric: str) -> list[Line]:
+    lines = []
+    for color, rule in enumerate(RULES):
+        mine = sorted((cell for cell in cells if cell["rule"] == rule), key=lambda c: float(c[x]))
+        if mine:
+            points = Curve(
+                tuple(float(cell[x]) for cell in mine),
+                tuple(100 * statistics.fmean(cell[metric]) for cell in mine),
+            )
+            lines.append(Line(rule, "", points, color))
+    return lines
+
+
+def _mean_and_spread(values: list[float]) -> str:
+    spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):.2f}{spread}"
+
+
+def _relative(values: list[float], base: list[float]) -> str:
+    change = 100 * (statistics.fmean(values) / statistics.fmean(base) - 1)
+    return f"{change:+.1f} %".replace("-", "−")
+
+
 def _values(means: dict[str, list[float]]) -> list[list[float]]:
     return [means["recall@50"], means["ndcg@50"]]
 
@@ -255,6 +337,7 @@ def _difference(gap: list[float]) -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     "opponents": opponents,
+    "bank": bank,
     "table1": table1,
     "spared": spared,
     "table2": table2,
@@ -339,6 +422,7 @@ def main() -> None:
     for data, names in FIGURES.items():
         for name in names:
             shutil.copy(RESULTS / data / "figures" / f"{name}.svg", ROOT / "docs" / "results")
+    draw_bank(ROOT / "docs" / "results" / "bank.svg", "recency pooling", *BANK_DATA)
     for name in PAGES:
         path = ROOT / name
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -15,7 +15,7 @@ from crossbatch.cli import app
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Extras that `make test-oldest` installs.
-OLD_EXTRAS = ("ann", "fast", "report", "serve", "track")
+OLD_EXTRAS = ("ann", "mlflow", "report", "serve", "tensorboard", "tune")
 REQUIREMENTS = [
     Requirement(line)
     for line in (
@@ -33,6 +33,12 @@ def pins(name):
 
 def lower_bound(requirement):
     return next(Version(part.version) for part in requirement.specifier if part.operator == ">=")
+
+
+def test_all_is_every_extra():
+    extras = PROJECT["optional-dependencies"]
+    (everything,) = extras["all"]
+    assert Requirement(everything).extras == extras.keys() - {"all"}
 
 
 @pytest.mark.parametrize("requirement", REQUIREMENTS, ids=lambda requirement: requirement.name)
@@ -72,3 +78,20 @@ def test_command_says_its_version():
     result = CliRunner().invoke(app, ["--version"])
     assert result.exit_code == 0
     assert re.fullmatch(r"crossbatch \d+\.\d+\.\d+\S*\n", result.output)
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_call_targets_that_exist(path):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    steps = [
+        step["run"]
+        for job in yaml.safe_load(path.read_text())["jobs"].values()
+        for step in job["steps"]
+        if "run" in step
+    ]
+    called = {target for line in steps for target in re.findall(r"\bmake ([a-z-]+)", line)}
+    assert called
+    assert called <= targets

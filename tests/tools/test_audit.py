@@ -68,7 +68,8 @@ def test_a_reviewed_package_has_no_file_of_the_refused_licence() -> None:
 
 def test_every_extra_is_covered() -> None:
     names = {each.name for each in audit.declared_requirements(audit.PROJECT)}
-    assert {"torch", "numba", "fastapi", "onnx", "pg8000", "pyspark", "pytest"} <= names
+    assert {"torch", "numba", "fastapi", "onnx", "pg8000", "pyspark"} <= names
+    assert "crossbatch" not in names
 
 
 def test_a_package_that_is_not_installed_was_not_checked() -> None:
