@@ -1,6 +1,6 @@
 """CPU time of a step with `auto` compared with an in-batch step on the same batches.
 
-    python benchmarks/auto_cost.py book-1m ml-1m --recipe recipes/amazon-book-1m.toml
+    python benchmarks/auto_cost.py book-1m ml-1m --recipe amazon-book-1m
 
 Processor time of a step on one thread, including loading its batch. The two alternate in blocks of
 steps, so that a busy machine slows both. The ratio is that of the medians over blocks, with the
@@ -35,7 +35,7 @@ HEADS = ("data", "model", "auto took", "in-batch ms", "auto ms", "ratio", "quart
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, nargs="+", help="dataset folders")
-    parser.add_argument("--recipe", type=Path, required=True, help="recipe of all runs")
+    parser.add_argument("--recipe", required=True, help="recipe of all runs")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--models", default="youtube_dnn,gru4rec,mind")
     parser.add_argument("--blocks", type=int, default=15, help="blocks of each of the two")

@@ -1,6 +1,6 @@
 """Quality of several rules to learn from a bank, trained with the same settings.
 
-    python benchmarks/bank_study.py DATASET --recipe recipes/amazon-book-1m.toml --seeds 0,1,2
+    python benchmarks/bank_study.py DATASET --recipe amazon-book-1m --seeds 0,1,2
 
 All rules of `variants.py`, and a bank that is encoded anew at every step, have the same towers,
 batches, learning rate and number of steps; the bank is read after a quarter of the steps. The model
@@ -105,7 +105,7 @@ def _copy(model: object) -> dict[str, Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dataset", type=Path)
-    parser.add_argument("--recipe", type=Path, required=True)
+    parser.add_argument("--recipe", required=True)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--rules", default=",".join(RULES))
     parser.add_argument("--seeds", default="0")

@@ -1,7 +1,7 @@
 """Compares replacements for the id vector of an item without interactions.
 
     crossbatch prepare LOG --items ITEMS --cold-items 0.05 --out data
-    crossbatch train recipes/demo.toml --data data --out run
+    crossbatch train --recipe demo --data data --out run
     python benchmarks/cold_start.py run
 
 The dataset must have items withheld from training (`--cold-items`), and the model must use ids and

@@ -1,6 +1,6 @@
 """Bias and variance of the item gradient with a bank, compared with a true large batch.
 
-    crossbatch train recipes/amazon-book-1m.toml --data book-1m --out run
+    crossbatch train --recipe amazon-book-1m --data book-1m --out run
     python benchmarks/item_gradient.py run
 
 Batches of B + M samples are encoded by the trained towers. Each rule sees B of them as the batch

@@ -154,7 +154,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rounds = options.rounds or (100 if options.quick else 1000)
+    rounds = options.rounds or (20 if options.quick else 1000)
     table = summary(interleaved(contenders(), rounds))
     result: dict[str, object] = {
         "machine": describe(),

@@ -28,7 +28,6 @@ from measure.machine import describe
 from measure.report import header, table_line
 from measure.shape import FULL, MODELS, TINY, generated
 
-RECIPES = Path(__file__).parent.parent / "recipes" / "paper"
 TARGET_MB = 1_200
 POLL_SECONDS = 0.2
 
@@ -43,8 +42,8 @@ def train(model: str, data: Path, run: Path, steps: int) -> dict[str, float]:
         "sampler.warmup_steps=0",
         f"train.eval_every={steps}",
     ]
-    recipe = RECIPES / f"{model}-cross_batch.toml"
-    command = [sys.executable, "-m", "crossbatch", "train", str(recipe), "--quiet"]
+    recipe = f"paper/{model}-cross_batch"
+    command = [sys.executable, "-m", "crossbatch", "train", "--recipe", recipe, "--quiet"]
     command += ["--data", str(data), "--out", str(run)]
     command += [word for setting in settings for word in ("--set", setting)]
     start = time.perf_counter()

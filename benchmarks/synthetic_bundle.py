@@ -40,7 +40,15 @@ def synthetic_bundle(
 ) -> Bundle:
     """Write a bundle with keys "b1" …, titles of about 40 letters and counts by Zipf's law."""
     torch.manual_seed(seed)
-    config = ModelConfig(name=model, dim=dim, item_features=(), user_features=())
+    config = ModelConfig(
+        name=model,
+        dim=dim,
+        history="id",
+        normalize=False,
+        item_features=(),
+        user_features=(),
+        context=(),
+    )
     vectors = _clustered(items, dim)
     towers = TwoTower(ItemTower(items, dim), build(MODELS, "model", {"name": model}, dim)).eval()
     state = towers.state_dict() | {"item_tower.table.weight": vectors}
