@@ -1,4 +1,7 @@
-"""Draws the diagrams of the documentation: the pipeline, the logits of a batch, item gradients.
+"""Draws the pictures of the documentation.
+
+The pipeline, the logits of a batch, item gradients; and quality against processor time from the
+records in results/opponents.
 
     python docs/pictures/draw.py         # writes *.svg beside this file; a test compares them
 
@@ -8,12 +11,38 @@ reader's light or dark setting.
 
 from __future__ import annotations
 
+import json
+import math
 from html import escape
 from pathlib import Path
 
+from crossbatch.reports.opponents import BASELINE_NAMES
 from crossbatch.reports.svg import package_file
 
 HERE = Path(__file__).parent
+RECORDS = HERE.parents[1] / "results" / "opponents"
+SETS = {
+    "ml-1m": "MovieLens-1M",
+    "beauty": "Amazon-Beauty",
+    "book-1m": "Amazon-Books sample",
+    "electronic-1m": "Amazon-Electronics sample",
+}
+# Where a point's name goes: sides, and where it would run into another name.
+SIDES = {
+    "above": (0, -9, "middle"),
+    "below": (0, 18, "middle"),
+    "left": (-9, 4, "end"),
+    "right": (9, 4, "start"),
+}
+LABELS = {
+    "Popularity": "right",
+    "Item k-NN": "right",
+    ("MovieLens-1M", "EASE"): "left",
+    ("Amazon-Beauty", "EASE"): "right",
+    ("Amazon-Books sample", "RP3β"): "left",
+    ("Amazon-Books sample", "ALS"): "below",
+    ("Amazon-Electronics sample", "ALS"): "below",
+}
 STYLE = """
 .back { fill: var(--card); } .box { fill: var(--paper); stroke: var(--rule); }
 .fold { fill: var(--accent-soft); stroke: var(--accent); } .cell { stroke: var(--card); }
@@ -185,7 +214,71 @@ def forces() -> str:
     return picture(640, 240, "Item-side gradient under three item gradients", *shapes)
 
 
-DRAWINGS = {"pipeline.svg": pipeline, "logits.svg": logits, "forces.svg": forces}
+def quality() -> str:
+    """Recall against processor time on four data sets: the defaults, and tuned baselines."""
+    shapes = [word(330, 24, "recall@50 of test users, and CPU seconds of one thread", "strong")]
+    for place, (name, title) in enumerate(SETS.items()):
+        record = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+        points = [
+            (row["tuning_cpu_seconds"], row["test"]["recall@50"], label(row["name"]), "c0")
+            for row in record["opponents"]
+            if "left_out" not in row
+        ]
+        costs = [sum(run["cpu_seconds"].values()) for run in record["ours"]["runs"]]
+        ours = (sum(costs) / len(costs), record["ours"]["means"]["recall@50"][0])
+        points.append((*ours, "crossbatch", "c1"))
+        left, top = 52 + 318 * (place % 2), 58 + 206 * (place // 2)
+        shapes += panel(left, top, title, points)
+    shapes.append(word(330, 452, "seconds: race and training, or the whole tuning of a baseline"))
+    return picture(660, 466, "Recall against processor time on four data sets", *shapes)
+
+
+def label(name: str) -> str:
+    """A baseline's short name."""
+    return BASELINE_NAMES[name].removesuffix(" (implicit)")
+
+
+def panel(
+    left: float, top: float, title: str, points: list[tuple[float, float, str, str]]
+) -> list[str]:
+    """A chart of (seconds, recall, name, colour); seconds in powers of ten."""
+    width, height, decades = 250, 140, (-2, 3)
+    best = max(recall for _, recall, _, _ in points)
+    most = next(step for step in (0.15, 0.25, 0.4, 0.6, 1.0) if step > 1.1 * best)
+    shapes = [word(left, top - 8, title, "strong", "start")]
+    for power in range(decades[0], decades[1] + 1):
+        x = left + width * (power - decades[0]) / (decades[1] - decades[0])
+        shapes.append(line("grid", x, top, x, top + height))
+        shapes.append(word(x, top + height + 16, f"{10**power:g}"))
+    for part in range(6):
+        y = top + height * (1 - part / 5)
+        shapes.append(line("axis" if part == 0 else "grid", left, y, left + width, y))
+        if part % 2 == 0:
+            shapes.append(word(left - 6, y + 4, f"{20 * part * most:.3g} %", "", "end"))
+    for seconds, recall, name, color in points:
+        share = (math.log10(seconds) - decades[0]) / (decades[1] - decades[0])
+        x, y = left + width * min(1, max(0, share)), top + height * (1 - recall / most)
+        shapes.append(
+            f'<circle class="{color} best" cx="{x:.1f}" cy="{y:.1f}" r="5">'
+            f"<title>{name}: {100 * recall:.1f} %, {seconds:.0f} s</title></circle>"
+        )
+        dx, dy, anchor = SIDES[LABELS.get((title, name), LABELS.get(name, "above"))]
+        css = "strong" if color == "c1" else "word"
+        shapes.append(word(round(x + dx, 1), round(y + dy, 1), name, css, anchor))
+    return shapes
+
+
+def line(css: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    """A straight line."""
+    return f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+DRAWINGS = {
+    "pipeline.svg": pipeline,
+    "logits.svg": logits,
+    "forces.svg": forces,
+    "quality.svg": quality,
+}
 
 if __name__ == "__main__":
     for name, draw in DRAWINGS.items():

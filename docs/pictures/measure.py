@@ -21,7 +21,7 @@ from crossbatch.reports.plots import Line, Mark, Plot
 from crossbatch.reports.svg import write_panels
 
 HERE = Path(__file__).parent
-RECIPE = HERE.parents[1] / "recipes" / "demo.toml"
+RECIPE = "demo"
 TYPES, ITEMS, BATCH, STEPS = 16, 300, 64, 6000  # the simulation of `logq`
 RUNS = {
     "in-batch": ['sampler={name="in_batch"}'],

@@ -2,7 +2,7 @@
 # Train on four machines of a SLURM cluster, one rank per socket. torchrun restarts failed ranks, and
 # SLURM may requeue the job; in both cases training resumes from the newest checkpoint.
 #
-#   sbatch examples/cluster/slurm.sh recipes/demo.toml /shared/dataset /shared/runs/first
+#   sbatch examples/cluster/slurm.sh demo /shared/dataset /shared/runs/first
 #
 #SBATCH --job-name=crossbatch
 #SBATCH --nodes=4

@@ -11,9 +11,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import polars as pl
-from pages import ROOT
 
-from crossbatch import Recipe, fit, open_dataset
+from crossbatch import Recipe, fit, open_dataset, recipes
 from crossbatch.data import PrepareOptions, prepare
 from crossbatch.data.synthetic import SynthOptions, synthetic_source, write_raw
 from crossbatch.serving import export_bundle
@@ -45,6 +44,23 @@ class SampleFiles:
     def log(self) -> Path:
         write_raw(SIZE, self.folder / "raw")
         return self.folder / "raw"
+
+    @cached_property
+    def events(self) -> Path:
+        """A log with kinds, weights and context of events."""
+        path, rows = self.folder / "events.parquet", self._rows()
+        number = pl.int_range(len(rows), eager=True)
+        kinds = pl.Series(["view", "click", "cart", "buy"])
+        devices = pl.Series(["phone", "tablet", None])
+        rows.with_columns(
+            kind=kinds.gather(number % 4),
+            seconds=number % 97 / 10,
+            device=devices.gather(number % 3),
+            visit=number // 5,
+            shown=pl.concat_list(rows["item"], rows["item"].reverse(), rows["item"].shift(7)),
+            query=pl.Series(["red shoes", "hat"]).gather(number % 2),
+        ).write_parquet(path)
+        return path
 
     @cached_property
     def dataset(self) -> Path:
@@ -80,6 +96,24 @@ class SampleFiles:
     @cached_property
     def clicks_parquet(self) -> Path:
         return self._table("clicks.parquet", {"user": "user_id", "item": "sku", "timestamp": "ts"})
+
+    @cached_property
+    def day_one(self) -> Path:
+        return self._days()[0]
+
+    @cached_property
+    def day_two(self) -> Path:
+        return self._days()[1]
+
+    def _days(self) -> list[Path]:
+        """The log without its last day, and that day; its years are made ten days, none empty."""
+        time = pl.col("timestamp")
+        since = (time - time.min()) / (time.max() - time.min() + 1)  # 0 to 1
+        rows = self._rows().select("user", "item", timestamp=(since * 10 * 86_400).cast(pl.Int64))
+        paths = [self.folder / f"day-{number}.parquet" for number in (1, 2)]
+        rows.filter(time < 9 * 86_400).write_parquet(paths[0])
+        rows.filter(time >= 9 * 86_400).write_parquet(paths[1])
+        return paths
 
     @cached_property
     def purchases_parquet(self) -> Path:
@@ -180,11 +214,12 @@ class SampleFiles:
 
 
 def copy_recipes(folder: Path) -> None:
-    """Copy the repository's recipes, with so few steps that a page runs in seconds."""
-    for recipe in (ROOT / "recipes").rglob("*.toml"):
+    """Copy the package's recipes, with so few steps that a page runs in seconds."""
+    for name in recipes.recipe_names():
+        recipe = recipes.recipe_path(name)
         text = recipe.read_text(encoding="utf-8")
         for key, value in SMALLER.items():
             text = re.sub(rf"^{key} *=.*$", f"{key} = {value}", text, flags=re.MULTILINE)
-        copy = folder / recipe.relative_to(ROOT)
+        copy = folder / "recipes" / f"{name}.toml"
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text, encoding="utf-8")

@@ -62,8 +62,9 @@ def test_a_new_item_lands_beside_items_of_its_category(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_run_and_hold_no_outputs(path, capsys):
+def test_notebooks_run_and_hold_no_outputs(path, capsys, monkeypatch):
     """Runs the cells in order in one namespace, as a notebook kernel would."""
+    monkeypatch.setenv("MPLBACKEND", "agg")
     cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
     assert cells
     names = {"__name__": "__main__"}
@@ -72,7 +73,23 @@ def test_notebooks_run_and_hold_no_outputs(path, capsys):
         assert cell["execution_count"] is None
         tree = ast.parse("".join(cell["source"]))
         exec(compile(tree, str(path), "exec"), names)
-    printed = capsys.readouterr().out
+    CHECKS[path.stem](capsys.readouterr().out, names)
+
+
+def compares_a_bank(printed, names):
     assert re.search(r"bank bank_staleness \{\d+: [\d.]+", printed)
     assert "in_batch bank_staleness {}" in printed
     assert set(names["results"]) == {"in_batch", "bank"}
+
+
+def fits_a_data_frame(printed, names):
+    import matplotlib.pyplot as plt
+
+    assert len(plt.get_fignums()) == 3  # pictures
+    plt.close("all")
+    assert len(names["shown"]) >= 3
+    assert names["evaluation"].means()["recall@50"] > 0.2  # 50 of 400 by chance: 0.125
+    assert "lists agree: True" in printed
+
+
+CHECKS = {"what_a_bank_does": compares_a_bank, "data_frame": fits_a_data_frame}
