@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,15 @@ if TYPE_CHECKING:
 # pytest-xdist runs one worker per core: more threads would wait for each other.
 torch.set_num_threads(1)
 
-# No test may depend on the speed of the machine.
-settings.register_profile("any_speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any_speed")
+# No test may depend on the speed of the machine, nor on chance: every run tries the same examples.
+# `make faults`, which sets CROSSBATCH_FAULTS, searches among new ones.
+settings.register_profile(
+    "repeatable",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CROSSBATCH_FAULTS" not in os.environ,
+)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session")
