@@ -39,6 +39,9 @@ def serve(
     max_queue: Annotated[
         int, typer.Option(min=1, help="Requests that may wait; more get status 503.")
     ] = 512,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that answer; each has its own queue.")
+    ] = 1,
     share: Annotated[
         float, typer.Option(help="Share of requests that --compare answers, by their key.")
     ] = 0.0,
@@ -66,7 +69,9 @@ def serve(
     """
     gc.disable()  # saves a fifth of the start-up; enabled again before the first request
     # One core answers HTTP, the others search; to be set before the libraries are loaded.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) - 1)))
+    cores = os.cpu_count() or 2
+    threads = cores - 1 if workers == 1 else cores // workers
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
     try:
         from crossbatch.serving.server.run import ServeOptions
         from crossbatch.serving.server.run import serve as run
@@ -84,6 +89,8 @@ def serve(
         shadow=shadow,
         exposure_log=exposure_log,
         log_histories=log_histories,
+        workers=workers,
+        allow_code=tuple(allow_code or ()),
     )
     run(bundle, options, compare=compare)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import TypeAdapter, ValidationError
 from starlette.types import Receive, Scope, Send
 
@@ -177,8 +177,7 @@ def build_app(service: Service) -> FastAPI:
     )
     async def metrics() -> Response:
         """Counters for Prometheus."""
-        body = generate_latest(service.metrics.registry)
-        return Response(body, media_type=CONTENT_TYPE_LATEST)
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     for path in PAGE_FILES:
         app.add_api_route(path, page_file, methods=["GET"], include_in_schema=False)

@@ -12,8 +12,13 @@ preceded by one that says how many are missing.
 from __future__ import annotations
 
 import os
+import select
 import threading
 from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MAX_WAITING = 10_000  # lines; some 2 MB
 CLOSE_SECONDS = 5.0  # that the last lines get
@@ -61,10 +66,22 @@ class LineWriter:
         missing = self.dropped - self._told
         if missing:
             lines.insert(0, f'{{"level":"warning","event":"lines dropped","lines":{missing}}}\n')
-        data = "".join(lines).encode("utf-8", "replace")
         try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
+            for data in _chunks(lines):
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
             self._told += missing
         except OSError:  # a full disk, a closed pipe
             self.dropped += len(lines) - bool(missing)
+
+
+def _chunks(lines: list[str]) -> Iterator[bytes]:
+    """Whole lines, as many as a pipe takes in one piece: other processes may write to it too."""
+    chunk = b""
+    for line in lines:
+        data = line.encode("utf-8", "replace")
+        if chunk and len(chunk) + len(data) > select.PIPE_BUF:
+            yield chunk
+            chunk = b""
+        chunk += data
+    yield chunk

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import secrets
 import time
@@ -16,7 +17,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    multiprocess,
+)
 
 from crossbatch.serving.server.line_writer import LineWriter
 from crossbatch.serving.server.messages import INTERNAL, error_response
@@ -28,6 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("crossbatch.serving")
 STDERR = 2  # its file descriptor
+# Set where several processes answer: prometheus_client keeps their numbers in files there.
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 STAGE_SECONDS = (0.0001, 0.00025, 0.0005, *SECONDS[:-1])
@@ -130,7 +140,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         counter = partial(Counter, registry=self.registry)
-        gauge = partial(Gauge, registry=self.registry)
+        # of several processes, the largest value of those that live
+        gauge = partial(Gauge, registry=self.registry, multiprocess_mode="livemax")
         histogram = partial(Histogram, registry=self.registry)
         self.requests = counter("crossbatch_requests", "Requests answered.", ("path", "status"))
         self.seconds = histogram(
@@ -165,6 +176,19 @@ class Metrics:
         self.recommendations = counter(
             "crossbatch_recommendations", "Lists made.", ("slot", "shadow")
         )
+
+    def text(self) -> bytes:
+        """All metrics as Prometheus reads them, summed over the processes of the server."""
+        if METRICS_FOLDER not in os.environ:
+            return generate_latest(self.registry)
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)
+        return generate_latest(registry)
+
+
+def forget_worker(pid: int) -> None:
+    """Leave a process that has ended out of the gauges; its counts stay."""
+    multiprocess.mark_process_dead(pid)
 
 
 class RequestMonitor:

@@ -8,11 +8,13 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from crossbatch.errors import ConfigError
+from crossbatch.models import allow_code
 from crossbatch.serving.server.app import API_PATHS, OPEN_PATHS, ShortCut, build_app
 from crossbatch.serving.server.connections import ANSWER_SECONDS, BoundedProtocol, connection_limit
 from crossbatch.serving.server.guard import MAX_HEAD_BYTES, Guard, is_loopback
@@ -25,8 +27,10 @@ from crossbatch.serving.server.monitoring import (
     log_to_stderr,
 )
 from crossbatch.serving.server.service import Service
+from crossbatch.serving.server.workers import Workers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from starlette.types import ASGIApp
@@ -54,9 +58,18 @@ class ServeOptions:
     shadow: bool = False  # let it answer all others too, for the records alone
     exposure_log: Path | None = None  # file for what was shown
     log_histories: bool = False  # whether histories go there as well
+    workers: int = 1  # processes that answer
+    allow_code: tuple[str, ...] = ()  # packages that towers may be imported from
+
+    @property
+    def log_level(self) -> int:
+        """From which level on events are logged."""
+        return logging.WARNING if self.quiet else logging.INFO
 
     def __post_init__(self) -> None:
         """Refuse to listen on the network without a token."""
+        if self.workers < 1:
+            raise ConfigError(f"--workers must be at least 1, got {self.workers}")
         if not 0 <= self.share <= 1:
             raise ConfigError(f"--share must be 0 to 1, got {self.share}")
         if self.log_histories and self.exposure_log is None:
@@ -84,32 +97,61 @@ def serve(path: Path, options: ServeOptions, *, compare: Path | None = None) -> 
     """
     if compare is None and (options.share or options.shadow):
         raise ConfigError("--share and --shadow need a second bundle: pass --compare BUNDLE")
-    level = logging.WARNING if options.quiet else logging.INFO
     with _listen(options) as listening:
-        bundles = {"main": LiveBundle("main", path)}
-        if compare is not None:
-            bundles["compare"] = LiveBundle("compare", compare)
-        sys.setswitchinterval(SWITCH_SECONDS)
-        config = uvicorn.Config(
-            protected_app(bundles, options),
-            http=BoundedProtocol,
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        )
-        BoundedProtocol.limit = connection_limit()
-        # What is loaded now stays. Searching half a million objects for garbage would stop all
-        # requests for a tenth of a second, again and again.
-        gc.freeze()
-        gc.enable()
-        with log_to_stderr(level):
-            _Server(config, bundles).run(sockets=[listening])
+        if options.workers == 1:
+            serve_socket(listening, path, options, compare)
+            return
+        one = partial(serve_socket, listening, path, options, compare)
+        with log_to_stderr(options.log_level):
+            Workers(options.workers, one).run(lambda pids: announce(listening, workers=pids))
+            log_event("stopped")
+
+
+def serve_socket(
+    listening: socket.socket,
+    path: Path,
+    options: ServeOptions,
+    compare: Path | None,
+    ready: Callable[[], None] | None = None,
+) -> None:
+    """Serve a bundle in this process; `ready` is called once it answers, by default `announce`."""
+    allow_code(*options.allow_code)
+    bundles = {"main": LiveBundle("main", path)}
+    if compare is not None:
+        bundles["compare"] = LiveBundle("compare", compare)
+    if ready is None:
+        names = {slot: live.serving.name_and_version for slot, live in bundles.items()}
+        ready = partial(announce, listening, bundles=names)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    config = uvicorn.Config(
+        protected_app(bundles, options),
+        http=BoundedProtocol,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+    BoundedProtocol.limit = connection_limit()
+    # What is loaded now stays. Searching half a million objects for garbage would stop all
+    # requests for a tenth of a second, again and again.
+    gc.freeze()
+    gc.enable()
+    with log_to_stderr(options.log_level):
+        _Server(config, ready).run(sockets=[listening])
+
+
+def announce(listening: socket.socket, **facts: Any) -> None:
+    """Log and print the address."""
+    host, port = listening.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    log_event("listening", url=url, **facts)
+    with suppress(OSError):  # a closed pipe, a full disk
+        print(f"Open {url} in a browser; Ctrl-C stops.", flush=True)
 
 
 def protected_app(bundles: dict[str, LiveBundle], options: ServeOptions) -> ASGIApp:
@@ -121,21 +163,15 @@ def protected_app(bundles: dict[str, LiveBundle], options: ServeOptions) -> ASGI
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with log lines when it listens and when it stops."""
+    """uvicorn's server, which says when it listens and logs when it stops."""
 
-    def __init__(self, config: uvicorn.Config, bundles: dict[str, LiveBundle]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._bundles = bundles
+        self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        assert sockets is not None
-        host, port = sockets[0].getsockname()[:2]
-        names = {slot: live.serving.name_and_version for slot, live in self._bundles.items()}
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        log_event("listening", url=url, bundles=names)
-        with suppress(OSError):  # a closed pipe, a full disk
-            print(f"Open {url} in a browser; Ctrl-C stops.", flush=True)
+        self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log_event("stopping")

@@ -140,9 +140,8 @@ class Service:
         self._batcher: Batcher[Query, Answer] = Batcher(
             partial(answer_all, bundles, observe=self._observe),
             max_queue=options.max_queue,
-            on_batch=metrics.batch_size.observe,
+            on_batch=self._count_batch,
         )
-        metrics.waiting.set_function(lambda: len(self._batcher))
         self._share, self._shadow = options.share, options.shadow
         self._exposures = None if options.exposure_log is None else Exposures(options)
         self._shadows: set[asyncio.Task[None]] = set()
@@ -188,6 +187,10 @@ class Service:
         self.metrics.recommendations.labels(query.bundle, str(shadow).lower()).inc()
         if self._exposures is not None:
             self._exposures.write(query, answer, request, shadow=shadow)
+
+    def _count_batch(self, size: int) -> None:
+        self.metrics.batch_size.observe(size)
+        self.metrics.waiting.set(len(self._batcher))
 
     def _observe(self, stage: str, seconds: float) -> None:
         self.metrics.stage_seconds.labels(stage).observe(seconds)
@@ -270,7 +273,7 @@ class Service:
         taken = await asyncio.to_thread(live.reload)
         self.metrics.reloads.labels(live.slot, "taken" if taken else "refused").inc()
         if taken:
-            self.metrics.bundle.remove(live.slot, before["name"], before["version"])
+            self.metrics.bundle.labels(live.slot, before["name"], before["version"]).set(0)
             self._publish(live)
 
     def _publish(self, live: LiveBundle) -> None:
