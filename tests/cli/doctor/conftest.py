@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from crossbatch.cli.doctor import environment
 from crossbatch.serving import export_bundle
 from crossbatch.training import fit
 
@@ -13,6 +14,14 @@ RECIPE = tiny_recipe(
     {"name": "cross_batch", "capacity": 64, "warmup_steps": 10},
     train={"sample_by": "user", "lr": 0.001, "max_steps": 30, "eval_every": 10, "log_every": 5},
 )
+
+
+@pytest.fixture(autouse=True)
+def a_machine_with_room(monkeypatch):
+    """What other programs leave of memory and disk, and how many threads are set, is no finding."""
+    monkeypatch.setattr(environment, "MIN_MEMORY", 0)
+    monkeypatch.setattr(environment, "MIN_DISK", 0)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
 class KilledError(Exception):
