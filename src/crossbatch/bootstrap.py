@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-LEVEL = 0.95
+LEVEL = 0.95  # coverage of every interval
 CHUNK = 32  # resamples whose user counts are held at a time: 32 × 60,000 users = 15 MB
 
 
@@ -63,23 +63,19 @@ def resampled_means(values: npt.ArrayLike, *, resamples: int = 2000, seed: int =
     return means
 
 
-def mean_interval(
-    values: npt.ArrayLike, *, level: float = LEVEL, resamples: int = 1000, seed: int = 0
-) -> Interval:
+def mean_interval(values: npt.ArrayLike, *, resamples: int = 1000, seed: int = 0) -> Interval:
     """Return the mean over users and its interval; users with NaN (undefined) are left out."""
-    return mean_intervals(_columns(values), level=level, resamples=resamples, seed=seed)[0]
+    return mean_intervals(_columns(values), resamples=resamples, seed=seed)[0]
 
 
-def mean_intervals(
-    values: Floats, *, level: float = LEVEL, resamples: int = 1000, seed: int = 0
-) -> list[Interval]:
+def mean_intervals(values: Floats, *, resamples: int = 1000, seed: int = 0) -> list[Interval]:
     """Return `mean_interval` of every column of `[U, C]` values, from one draw of users."""
     means = resampled_means(values, resamples=resamples, seed=seed)
     found = []
     for column, drawn in zip(values.T, means.T, strict=True):
         defined = column[~np.isnan(column)]
         value = float(defined.mean()) if len(defined) else float("nan")
-        found.append(_interval(value, drawn[~np.isnan(drawn)], level))
+        found.append(_interval(value, drawn[~np.isnan(drawn)]))
     return found
 
 
@@ -88,7 +84,6 @@ def paired_difference(
     b: npt.ArrayLike,
     *,
     relative: bool = False,
-    level: float = LEVEL,
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
@@ -101,7 +96,6 @@ def paired_difference(
         a: `[U]` values of the model in question.
         b: `[U]` values of the reference, same users in the same order.
         relative: Gain as a share of the reference instead of an absolute difference.
-        level: Coverage of the interval.
         resamples: Bootstrap resamples.
         seed: Seed of the resampling.
     """
@@ -110,12 +104,10 @@ def paired_difference(
     mean = sample.mean(axis=0, keepdims=True) if len(sample) else np.full((1, 2), np.nan)
     means = resampled_means(sample, resamples=resamples, seed=seed)
     value, drawn = (_contrast(each, relative) for each in (mean, means))
-    return _interval(float(value[0]), drawn, level)
+    return _interval(float(value[0]), drawn)
 
 
-def gain_interval(
-    ours: Floats, reference: Floats, *, level: float = LEVEL, seed: int = 0
-) -> tuple[float, float] | None:
+def gain_interval(ours: Floats, reference: Floats) -> tuple[float, float] | None:
     """Percentile interval of the relative gain mean(ours) / mean(reference) − 1.
 
     Seeds are drawn again too, in pairs, so that the interval also knows how much a run depends on
@@ -124,19 +116,17 @@ def gain_interval(
     Args:
         ours: `[R, S]` resampled means, one column per seed.
         reference: `[R, S]` of the same resamples and seeds.
-        level: Probability covered by the interval.
-        seed: Seed of the draw of seeds.
 
     Returns:
         (low, high), or None where the reference may be zero, so that no ratio exists.
     """
     R, S = ours.shape
-    drawn = np.random.default_rng(seed).integers(0, S, (R, S))  # S = 1 always draws column 0
+    drawn = np.random.default_rng(0).integers(0, S, (R, S))  # S = 1 always draws column 0
     numerator = np.take_along_axis(ours, drawn, axis=1).mean(axis=1)
     denominator = np.take_along_axis(reference, drawn, axis=1).mean(axis=1)
     if not (denominator > 0).all():
         return None
-    interval = _interval(float("nan"), numerator / denominator - 1, level)
+    interval = _interval(float("nan"), numerator / denominator - 1)
     return interval.low, interval.high
 
 
@@ -157,11 +147,9 @@ def _contrast(means: Floats, relative: bool) -> Floats:
     return np.divide(a, b, out=np.full_like(a, np.nan), where=b != 0) - 1.0
 
 
-def _interval(value: float, resampled: Floats, level: float) -> Interval:
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level}")
+def _interval(value: float, resampled: Floats) -> Interval:
     if not len(resampled) or np.isnan(resampled).any():
         return Interval(value, float("nan"), float("nan"))
-    tail = (1 - level) / 2
+    tail = (1 - LEVEL) / 2
     low, high = np.quantile(resampled, [tail, 1 - tail])
     return Interval(value, float(low), float(high))

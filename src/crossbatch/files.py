@@ -112,18 +112,14 @@ def sync_path(path: Path) -> None:
 
 
 def _remove_abandoned_files(path: Path) -> None:
+    """Remove the temporary files of processes that have ended."""
     for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         process = partial.name.removesuffix(".partial").rpartition(".")[2]
-        if process.isdigit() and not _is_running(int(process)):
-            partial.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError as error:  # otherwise it belongs to another user
-        return not isinstance(error, ProcessLookupError)
-    return True
+        with suppress(PermissionError, OverflowError, ValueError):  # another user's; not of ours
+            try:
+                os.kill(int(process), 0)  # asks whether it runs
+            except ProcessLookupError:
+                partial.unlink(missing_ok=True)
 
 
 # --- folders ---
@@ -152,7 +148,9 @@ def atomic_folder(
     with locked_folder(target) as work:
         try:
             yield work
-            work.chmod(0o777 & ~_umask())  # mkdtemp made it private
+            denied = os.umask(0o077)  # which can only be read by setting it
+            os.umask(denied)
+            work.chmod(0o777 & ~denied)  # mkdtemp made it private
             for path in [*work.rglob("*"), work]:  # the name must not reach the disk before them
                 sync_path(path)
             put_in_place(work, target, replace=overwrite)
@@ -163,13 +161,6 @@ def atomic_folder(
                     "free some space or choose another --out"
                 ) from error
             raise
-
-
-def _umask() -> int:
-    """The permissions that the user denies to new files; it can only be read by setting it."""
-    denied = os.umask(0o077)
-    os.umask(denied)
-    return denied
 
 
 def check_target(target: Path, *, overwrite: bool = False, marker: str = "manifest.json") -> None:
@@ -212,9 +203,18 @@ def locked_folder(target: Path) -> Iterator[Path]:
 
 def remove_leftovers(target: Path) -> None:
     """Finish or remove what killed writers of a folder left beside it."""
-    _finish_interrupted_exchange(target)
+    aside = _aside(target)
+    if aside.exists() and not target.exists():
+        aside.rename(target)
+    shutil.rmtree(aside, ignore_errors=True)
     for leftover in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
-        _remove_unlocked(leftover)
+        with suppress(OSError):  # it is locked: in use
+            lock = os.open(leftover, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(leftover, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def put_in_place(work: Path, target: Path, *, replace: bool) -> None:
@@ -249,25 +249,8 @@ def _exchange(work: Path, target: Path) -> None:
     aside.rename(work)
 
 
-def _finish_interrupted_exchange(target: Path) -> None:
-    aside = _aside(target)
-    if aside.exists() and not target.exists():
-        aside.rename(target)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
 def _aside(target: Path) -> Path:
     return target.with_name(f".{target.name}.aside")
-
-
-def _remove_unlocked(folder: Path) -> None:
-    with suppress(OSError):
-        lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(lock)
 
 
 def _is_disk_full(folder: Path, error: Exception) -> bool:
@@ -320,11 +303,10 @@ def files_below(folder: Path) -> dict[str, Path]:
 
 def listed_file(folder: Path, name: str) -> Path | None:
     """Return the path of a file that a document lists, or None if it is outside the folder."""
-    parts = PurePosixPath(name).parts
+    parts, path = PurePosixPath(name).parts, folder / name
     if not parts or name != "/".join(parts) or ".." in parts or "\\" in name:
         return None
     try:
-        path = folder / name
         return path if path.resolve().is_relative_to(folder.resolve()) else None
     except (OSError, RuntimeError, ValueError):  # circular links, null bytes
         return None

@@ -5,9 +5,6 @@ import shutil
 
 import pytest
 
-from crossbatch.config import Recipe
-from crossbatch.data import open_dataset, prepare
-from crossbatch.data.synthetic import SynthOptions, synthetic_source
 from crossbatch.errors import ConfigError
 from crossbatch.evaluation import opponents as opponents_module
 from crossbatch.evaluation.baselines import BASELINES, Baseline, evaluate_baselines
@@ -15,34 +12,19 @@ from crossbatch.evaluation.opponents import measure_opponents
 from crossbatch.evaluation.runs import RunEvaluator
 from crossbatch.training import fit
 
+from ..tiny_runs import tiny_dataset, tiny_recipe
 from .conftest import ToyDataset
 
-RECIPE = Recipe.from_dict(
-    {
-        "model": {"name": "youtube_dnn", "dim": 8, "normalize": False, "history_dropout": 0.0},
-        "sampler": {"name": "in_batch"},
-        "loss": {"temperature": 1.0},
-        "train": {
-            "schedule": "constant",
-            "adam": "dense",
-            "lr": 0.001,
-            "batch_size": 32,
-            "max_steps": 20,
-            "eval_every": 10,
-            "eval_users": 15,
-            "threads": 1,
-            "device": "cpu",
-        },
-    }
+RECIPE = tiny_recipe(
+    {"name": "in_batch"},
+    train={"lr": 0.001, "max_steps": 20, "eval_every": 10, "eval_users": 15},
 )
 NAMES = ("popularity", "rp3beta")
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    out = tmp_path_factory.mktemp("data") / "dataset"
-    prepare(synthetic_source(SynthOptions(users=400, items=200, interactions=6000, seed=3)), out)
-    return open_dataset(out)
+    return tiny_dataset(tmp_path_factory.mktemp("data") / "dataset")
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from crossbatch.config import Recipe
-from crossbatch.data import Dataset, PrepareOptions, open_dataset, prepare
-from crossbatch.data.synthetic import SynthOptions, synthetic_source
+from ..tiny_runs import tiny_dataset, tiny_recipe
+
+if TYPE_CHECKING:
+    from crossbatch.data import Dataset
 
 MakeGridRun = Callable[..., Path]
 METRICS = ("recall@20", "recall@50", "ndcg@20", "ndcg@50", "ndcg_comirec@20", "ndcg_comirec@50")
@@ -20,37 +21,14 @@ METRICS = ("recall@20", "recall@50", "ndcg@20", "ndcg@50", "ndcg_comirec@20", "n
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    path = tmp_path_factory.mktemp("data") / "tiny"
-    source = synthetic_source(SynthOptions(users=400, items=200, interactions=6000, seed=3))
-    prepare(source, path, PrepareOptions())
-    return open_dataset(path)
+    return tiny_dataset(tmp_path_factory.mktemp("data") / "tiny")
 
 
 # A run of a second: 60 steps, an evaluation every 20.
-BASE = Recipe.from_dict(
-    {
-        "model": {
-            "name": "youtube_dnn",
-            "dim": 8,
-            "item_features": [],
-            "normalize": False,
-            "history_dropout": 0.0,
-        },
-        "sampler": {"name": "cross_batch", "warmup_steps": 20},
-        "loss": {"temperature": 1.0},
-        "train": {
-            "sample_by": "user",
-            "schedule": "constant",
-            "adam": "dense",
-            "batch_size": 32,
-            "max_steps": 60,
-            "eval_every": 20,
-            "log_every": 5,
-            "lr": 0.01,
-            "threads": 1,
-            "device": "cpu",
-        },
-    }
+BASE = tiny_recipe(
+    {"name": "cross_batch", "warmup_steps": 20},
+    train={"sample_by": "user", "max_steps": 60, "eval_every": 20, "log_every": 5, "lr": 0.01},
+    item_features=[],
 )
 
 SAMPLERS: dict[str, dict[str, Any]] = {

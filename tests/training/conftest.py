@@ -4,44 +4,22 @@ from pathlib import Path
 import pytest
 
 from crossbatch.config import Recipe
-from crossbatch.data import Dataset, PrepareOptions, open_dataset, prepare
-from crossbatch.data.synthetic import SynthOptions, synthetic_source
+from crossbatch.data import Dataset
 from crossbatch.kernels import switched_off
+
+from ..tiny_runs import tiny_dataset, tiny_recipe
 
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    path = tmp_path_factory.mktemp("data") / "tiny"
-    source = synthetic_source(SynthOptions(users=400, items=200, interactions=6000, seed=3))
-    prepare(source, path, PrepareOptions())
-    return open_dataset(path)
+    return tiny_dataset(tmp_path_factory.mktemp("data") / "tiny")
 
 
 # A run of seconds: 60 steps, an evaluation every 20, a bank that is read from step 20 on.
-RECIPE = Recipe.from_dict(
-    {
-        "model": {
-            "name": "youtube_dnn",
-            "dim": 8,
-            "history": "id",
-            "normalize": False,
-            "history_dropout": 0.0,
-        },
-        "sampler": {"name": "cross_batch", "capacity": 70, "warmup_steps": 20},
-        "loss": {"temperature": 1.0},
-        "train": {
-            "sample_by": "user",
-            "schedule": "constant",
-            "adam": "dense",
-            "batch_size": 32,
-            "max_steps": 60,
-            "eval_every": 20,
-            "log_every": 5,
-            "lr": 0.01,
-            "threads": 1,
-            "device": "cpu",
-        },
-    }
+RECIPE = tiny_recipe(
+    {"name": "cross_batch", "capacity": 70, "warmup_steps": 20},
+    train={"sample_by": "user", "max_steps": 60, "eval_every": 20, "log_every": 5, "lr": 0.01},
+    history="id",
 )
 
 

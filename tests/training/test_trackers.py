@@ -28,10 +28,9 @@ def test_tensorboard_can_read_what_a_run_wrote(dataset, recipe, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = tmp_path / "run"
-    (tracker,) = open_trackers(["tensorboard"], run)
-    assert not run.exists()  # or the run folder would be refused as not empty
-    fit(dataset, recipe, run, trackers=(tracker,), test=False)
-    tracker.close()
+    with open_trackers(["tensorboard"], run) as trackers:
+        assert not run.exists()  # or the run folder would be refused as not empty
+        fit(dataset, recipe, run, trackers=trackers, test=False)
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     assert {e.step: e.value for e in events.Scalars("eval/recall@50")} == journal(run)
@@ -48,10 +47,8 @@ def test_bug_tensorboard_showed_steps_twice_that_a_kill_repeated(dataset, recipe
             raise KeyboardInterrupt
 
     for probe in (killed, None):
-        (tracker,) = open_trackers(["tensorboard"], run)
-        with suppress(KeyboardInterrupt):
-            fit(dataset, recipe, run, trackers=(tracker,), test=False, probe=probe, resume=True)
-        tracker.close()
+        with suppress(KeyboardInterrupt), open_trackers(["tensorboard"], run) as trackers:
+            fit(dataset, recipe, run, trackers=trackers, test=False, probe=probe, resume=True)
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("train/loss")] == list(range(5, 61, 5))
@@ -68,15 +65,17 @@ def test_bug_a_kill_between_the_id_and_the_settings_left_a_run_without(
     def killed(*_):
         raise KeyboardInterrupt
 
-    quick = recipe.changed(["train.max_steps=5"])
+    quick, run = recipe.changed(["train.max_steps=5"]), tmp_path / "run"
     for kill in (True, False):
-        (tracker,) = open_trackers(["mlflow"], tmp_path / "run")
-        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        with (
+            suppress(KeyboardInterrupt),
+            open_trackers(["mlflow"], run) as trackers,
+            monkeypatch.context() as patch,
+        ):
             if kill:
                 patch.setattr(mlflow, "log_params", killed)
-            fit(dataset, quick, tmp_path / "run", trackers=(tracker,), test=False, resume=True)
-        tracker.close()
-    run_id = (tmp_path / "run" / "mlflow_run_id.txt").read_text().strip()
+            fit(dataset, quick, run, trackers=trackers, test=False, resume=True)
+    run_id = (run / "mlflow_run_id.txt").read_text().strip()
     assert mlflow.MlflowClient().get_run(run_id).data.params["sampler.capacity"] == "70"
 
 
@@ -92,10 +91,8 @@ def test_mlflow_can_read_a_run_of_two_sessions(dataset, recipe, tmp_path, monkey
             raise KeyboardInterrupt
 
     for probe in (killed, None):
-        (tracker,) = open_trackers(["mlflow"], run)
-        with suppress(KeyboardInterrupt):
-            fit(dataset, recipe, run, trackers=(tracker,), test=False, probe=probe, resume=True)
-        tracker.close()
+        with suppress(KeyboardInterrupt), open_trackers(["mlflow"], run) as trackers:
+            fit(dataset, recipe, run, trackers=trackers, test=False, probe=probe, resume=True)
     client = mlflow.MlflowClient()
     (found,) = client.search_runs([client.get_experiment_by_name("Default").experiment_id])
     assert found.data.params["sampler.capacity"] == "70"
@@ -114,14 +111,17 @@ def journal(run):
 def test_a_store_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://somewhere")
-    (tracker,) = open_trackers(["mlflow"], tmp_path)
-    with pytest.raises(ConfigError, match="set MLFLOW_TRACKING_URI"):
+    with (
+        pytest.raises(ConfigError, match="set MLFLOW_TRACKING_URI"),
+        open_trackers(["mlflow"], tmp_path) as (tracker,),
+    ):
         tracker.event("eval", 5, {"metrics": {"recall@50": 0.125}})
 
 
 def test_unknown_trackers_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="mlflow, wandb, got 'comet'"):
-        open_trackers(["comet"], tmp_path)
+    refused = pytest.raises(ConfigError, match="mlflow, wandb, got 'comet'")
+    with refused, open_trackers(["comet"], tmp_path):
+        pass
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
@@ -131,7 +131,8 @@ def test_wandb_offline_gets_what_the_journal_has(dataset, recipe, tmp_path, monk
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "600")
+    for limit in ("WANDB_INIT_TIMEOUT", "WANDB__SERVICE_WAIT"):  # seconds; the machine may be busy
+        monkeypatch.setenv(limit, "1800")
     settings, logged, init = {}, [], wandb.init
 
     def recorded_init(**options):
@@ -143,10 +144,9 @@ def test_wandb_offline_gets_what_the_journal_has(dataset, recipe, tmp_path, monk
 
     monkeypatch.setattr(wandb, "init", recorded_init)
     run = tmp_path / "run"
-    (tracker,) = open_trackers(["wandb"], run)
-    assert not run.exists()
-    fit(dataset, recipe, run, trackers=(tracker,), test=False)
-    tracker.close()
+    with open_trackers(["wandb"], run) as trackers:
+        assert not run.exists()
+        fit(dataset, recipe, run, trackers=trackers, test=False)
     found = {n["step"]: n["eval/recall@50"] for n in logged if "eval/recall@50" in n}
     assert found == journal(run)
     assert settings["sampler.capacity"] == 70

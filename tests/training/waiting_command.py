@@ -3,10 +3,11 @@
 The process of this rank prints "waiting" after the step and continues when its stdin is closed; one
 that torchrun started again does not wait. So a test can stop a run at a known step, however slow
 the machine is. A number written to stdin is the time limit, in seconds, of later messages between
-ranks.
+ranks; "die" kills the process.
 """
 
 import os
+import signal
 import sys
 from datetime import timedelta
 
@@ -23,9 +24,11 @@ def on_step_and_wait(self, record):
     on_step(self, record)
     if record.step == STEP:
         print("waiting", flush=True)
-        seconds = sys.stdin.read()
-        if seconds:
-            distributed_c10d._set_pg_timeout(timedelta(seconds=float(seconds)))
+        answer = sys.stdin.read()
+        if answer == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif answer:
+            distributed_c10d._set_pg_timeout(timedelta(seconds=float(answer)))
 
 
 if os.environ.get("RANK", "0") == RANK and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":

@@ -10,37 +10,18 @@ import optuna
 from sqlalchemy.pool import NullPool
 
 from crossbatch.config import Recipe
-from crossbatch.data import PrepareOptions, open_dataset, prepare
-from crossbatch.data.synthetic import SynthOptions, synthetic_source
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.training import fit
 from crossbatch.tuning import Choice, Range, Space
 from crossbatch.tuning import study as module
 from crossbatch.tuning.study import PruningTracker, tune, write_outcome
 
-RECIPE = Recipe.from_dict(
-    {
-        "model": {
-            "name": "youtube_dnn",
-            "dim": 8,
-            "item_features": [],
-            "normalize": False,
-            "history_dropout": 0.0,
-        },
-        "sampler": {"name": "cross_batch", "capacity": 64, "warmup_steps": 10},
-        "loss": {"temperature": 1.0},
-        "train": {
-            "sample_by": "user",
-            "schedule": "constant",
-            "adam": "dense",
-            "batch_size": 32,
-            "max_steps": 60,
-            "eval_every": 15,
-            "lr": 0.01,
-            "threads": 1,
-            "device": "cpu",
-        },
-    }
+from ..tiny_runs import tiny_dataset, tiny_recipe
+
+RECIPE = tiny_recipe(
+    {"name": "cross_batch", "capacity": 64, "warmup_steps": 10},
+    train={"sample_by": "user", "max_steps": 60, "eval_every": 15, "lr": 0.01},
+    item_features=[],
 )
 SPACE = Space({"train.lr": Range(1e-6, 0.05, log=True), "sampler.capacity": Choice(("64", "128"))})
 TRIALS = 7
@@ -49,10 +30,7 @@ LEARNING_RATES = tuple(str(rate / 1000) for rate in range(1, 99))
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tuning") / "data"
-    options = SynthOptions(users=300, items=150, interactions=5000, seed=3)
-    prepare(synthetic_source(options), path, PrepareOptions())
-    return open_dataset(path)
+    return tiny_dataset(tmp_path_factory.mktemp("tuning") / "data", 300, 150, 5000)
 
 
 @pytest.fixture(scope="module")

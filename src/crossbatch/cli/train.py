@@ -72,27 +72,26 @@ def train(
         loaded, dataset = together(
             ranks, lambda: (Recipe.load(chosen, set_ or []), open_dataset(data))
         )
-        silent = quiet or (ranks is not None and not ranks.first)
-        trackers = () if ranks and not ranks.first else open_trackers(track or [], out)
+        first = ranks is None or ranks.first
+        silent = quiet or not first
         progress = Progress() if silent else Terminal(loaded.train.metric)
         try:
-            result = fit(
-                dataset,
-                loaded,
-                out,
-                resume=resume,
-                progress=progress,
-                trackers=trackers,
-                start_from=start_from,
-            )
+            with open_trackers((track or []) if first else [], out) as trackers:
+                result = fit(
+                    dataset,
+                    loaded,
+                    out,
+                    resume=resume,
+                    progress=progress,
+                    trackers=trackers,
+                    start_from=start_from,
+                )
         except Interrupted as stop:
-            if ranks is None or ranks.first:
+            if first:
                 sys.stderr.write(f"crossbatch: {stop}\n")
             raise typer.Exit(INTERRUPTED) from None
         finally:
             progress.stop()
-            for tracker in trackers:
-                tracker.close()
     if not silent:
         split = "test" if "test" in result else "valid"  # a dataset may have no test users
         found, unseen = result[split], result.get(f"{split}_unseen", {})

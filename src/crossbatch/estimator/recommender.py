@@ -238,21 +238,12 @@ class Recommender(Parameters):
             shutil.rmtree(run, ignore_errors=True)
             write_document(place / PLAN, plan)
         progress = Terminal(recipe.train.metric) if self.verbose else Progress()
-        trackers = open_trackers(list(self.track), run)
         try:
-            fit(
-                dataset,
-                recipe,
-                run,
-                resume=True,
-                progress=progress,
-                trackers=trackers,
-                start_from=start_from,
-            )
+            with open_trackers(self.track, run) as trackers:
+                options: Any = {"progress": progress, "trackers": trackers}
+                fit(dataset, recipe, run, resume=True, start_from=start_from, **options)
         finally:
             progress.stop()
-            for tracker in trackers:
-                tracker.close()
         with self._bars() as bars:
             export_bundle(
                 run,

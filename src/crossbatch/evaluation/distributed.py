@@ -2,7 +2,8 @@
 
 Items, not users, are divided: a rank then encodes and holds N/R item vectors, so that a catalogue
 can be larger than one machine could hold. Each rank sends k ids and scores per user, independent of
-the catalogue's size.
+the catalogue's size. Every rank encodes every user: little beside scoring them, and the draws of
+towers that are random at evaluation are those of one process.
 """
 
 from __future__ import annotations
@@ -11,28 +12,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from crossbatch.evaluation.evaluator import evaluate_recommender
-from crossbatch.evaluation.popularity import Popularity
-from crossbatch.evaluation.recommenders import evaluation_mode, item_chunk
-from crossbatch.queries import feature_rows
+from crossbatch.evaluation.recommenders import item_chunk
 from crossbatch.retrieval import ExactIndex, TopK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    import numpy as np
     from torch import Tensor
 
-    from crossbatch.evaluation import Evaluation
-    from crossbatch.evaluation.list_measures import ListMeasure
-    from crossbatch.evaluation.recommenders import (
-        ItemEncoder,
-        OnItems,
-        Recommender,
-        Towers,
-        UserBatch,
-    )
-    from crossbatch.evaluation.seen import EvalBatch
+    from crossbatch.evaluation.recommenders import ItemEncoder, OnItems
     from crossbatch.queries import Queries
     from crossbatch.training.distributed.ranks import Ranks
 
@@ -74,51 +60,17 @@ class ItemShards:
         return TopK(found.scores, torch.where(found.item_ids > 0, found.item_ids + shift, 0))
 
 
-def evaluate_together(
+def shared_index(
     ranks: Ranks,
-    model: Towers,
-    batches: Iterable[EvalBatch],
-    *,
-    item_counts: np.ndarray,
-    ks: Sequence[int] = (20, 50),
-    exclude_history: bool = False,
-    measures: Mapping[str, ListMeasure] | None = None,
-    device: torch.device | str = "cpu",
-    seed: int = 0,
-    on_items: OnItems | None = None,
-) -> Evaluation:
-    """`crossbatch.evaluation.evaluate` by several ranks; every rank has the whole result."""
-    popularity = Popularity.from_counts(item_counts)
-    with evaluation_mode(model, seed=seed):
-        return evaluate_recommender(
-            _recommender(ranks, model, popularity.num_items, device, on_items),
-            batches,
-            popularity=popularity,
-            ks=ks,
-            exclude_history=exclude_history,
-            measures=measures,
-        )
-
-
-def _recommender(
-    ranks: Ranks,
-    model: Towers,
+    model: ItemEncoder,
     num_items: int,
-    device: torch.device | str,
-    on_items: OnItems | None,
-) -> Recommender:
+    *,
+    device: torch.device | str = "cpu",
+    on_items: OnItems | None = None,
+) -> ItemShards:
+    """The index of a catalogue of which every rank encodes and keeps a share."""
     vectors, first_id = encode_share(ranks, model, num_items, device=device, on_items=on_items)
-    index = ItemShards(ranks, vectors, first_id, num_items)
-
-    @torch.no_grad()
-    def recommend(batch: UserBatch, k: int, exclude: Tensor | None) -> Tensor:
-        # Every rank encodes every user: little beside scoring them, and the draws of towers that
-        # are random at evaluation are those of one process.
-        rows = (each.to(device) for each in feature_rows(model, batch))
-        interests = model.users(batch.history.to(device), *rows)
-        return index.search(interests.float(), k, exclude=exclude).item_ids.cpu()
-
-    return recommend
+    return ItemShards(ranks, vectors, first_id, num_items)
 
 
 @torch.no_grad()

@@ -8,12 +8,14 @@ No candidate sampling and no in-batch metric: each target competes with the whol
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from crossbatch.evaluation.distributed import ItemShards, shared_index
 from crossbatch.evaluation.hits import Hits, find_hits
 from crossbatch.evaluation.list_measures import ListMeasure, Novelty, VectorDiversity
 from crossbatch.evaluation.metrics import METRICS, recall_of
@@ -22,12 +24,16 @@ from crossbatch.evaluation.recommenders import (
     OnItems,
     Recommender,
     Towers,
+    encode_items,
     evaluation_mode,
     model_recommender,
 )
 from crossbatch.evaluation.result import CorpusTally, Evaluation
 from crossbatch.evaluation.seen import EvalBatch, Seen, drop_seen, unseen_lists
-from crossbatch.retrieval import ExactIndex, Index
+from crossbatch.retrieval import ExactIndex
+
+if TYPE_CHECKING:
+    from crossbatch.training.distributed.ranks import Ranks
 
 
 def evaluate(
@@ -37,13 +43,13 @@ def evaluate(
     item_counts: npt.ArrayLike | Tensor,
     ks: Sequence[int] = (20, 50),
     exclude_history: bool = False,
-    index: Callable[[Tensor], Index] = ExactIndex,
     device: torch.device | str = "cpu",
     seed: int = 0,
     on_batch: Callable[[int], None] | None = None,
     on_items: OnItems | None = None,
     measures: Mapping[str, ListMeasure] | None = None,
     by_vectors: bool = False,
+    ranks: "Ranks | None" = None,
 ) -> Evaluation:
     """Rank the whole catalogue for every user and measure the lists.
 
@@ -57,30 +63,30 @@ def evaluate(
             `seen`, or its `history` if it has none. A target that repeats one of these items could
             never be found, so it is dropped from the targets too, and a user left without a target
             is not counted. Off by default: repeats count as any target.
-        index: Builds the index from item vectors.
         device: The model's device.
         seed: Seed for models that draw random numbers at inference.
         on_batch: Called with the number of users of each batch done, for a progress bar.
         on_items: Called with the number of items encoded so far, and with that of all.
         measures: Further measures of lists by name, such as `ContentDiversity`.
-        by_vectors: Whether to measure the diversity of lists by the model's item vectors too.
+        by_vectors: Whether to measure the diversity of lists by the model's item vectors too;
+            several ranks do not, because none holds all vectors.
+        ranks: The processes that share the ranking; each has the whole result.
 
     Returns:
         The metrics; without `exclude_history` its `unseen` has those with the history left out.
     """
     popularity, lists = Popularity.from_counts(item_counts), dict(measures or {})
-
-    def built(vectors: Tensor) -> Index:
-        if by_vectors:
-            lists["vector_diversity"] = VectorDiversity(vectors.cpu())
-        return index(vectors)
-
+    catalogue = (model, popularity.num_items)
     with evaluation_mode(model, seed=seed):
-        recommend = model_recommender(
-            model, popularity.num_items, index=built, device=device, on_items=on_items
-        )
+        if ranks is None:
+            vectors = encode_items(*catalogue, device=device, on_items=on_items)
+            if by_vectors:
+                lists["vector_diversity"] = VectorDiversity(vectors.cpu())
+            index: ExactIndex | ItemShards = ExactIndex(vectors)
+        else:
+            index = shared_index(ranks, *catalogue, device=device, on_items=on_items)
         return evaluate_recommender(
-            recommend,
+            model_recommender(model, index, device=device),
             batches,
             popularity=popularity,
             ks=ks,

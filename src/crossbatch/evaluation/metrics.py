@@ -9,6 +9,8 @@ first k of the ranked list, h the number of entries of T that are in R. Decided 
 - repeated target: recall counts each occurrence, above and below the fraction bar; ComiRec's
   published NDCG too; all others look at distinct items;
 - a list shorter than k, or id 0 in it: slots without a recommendation, never a hit.
+
+Each is defined once, on located targets (`recall_of`), and offered on lists (`recall`).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,88 +21,40 @@ from torch import Tensor
 from crossbatch.evaluation.hits import Hits, Ids, find_hits, flatten_targets
 
 Ranked = Tensor | Sequence[Sequence[int]]
-
-
-def recall(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
-    """Share of the held-out items found: h / n, `[U]`."""
-    return recall_of(_hits(ranked, targets, k), k)
-
-
-def hit_rate(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
-    """1 for a user with at least one held-out item in the list, else 0, `[U]`."""
-    return hit_rate_of(_hits(ranked, targets, k), k)
-
-
-def precision(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
-    """Share of the k places that hold a held-out item, `[U]`; a shorter list counts as k places."""
-    return precision_of(_hits(ranked, targets, k), k)
-
-
-def mrr(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
-    """Reciprocal rank of the first held-out item in the list, 0 if there is none, `[U]`."""
-    return mrr_of(_hits(ranked, targets, k), k)
-
-
-def average_precision(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
-    """Average precision, whose mean over users is MAP, `[U]`.
-
-    The precision at the rank of each hit, summed and divided by min(n, k), n counting distinct
-    held-out items, so that a perfect list scores exactly 1.
-    """
-    return average_precision_of(_hits(ranked, targets, k), k)
-
-
-def ndcg(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
-    """Textbook NDCG, `[U]`: Σ 1/log2(rank + 1) over hits, divided by its largest possible value.
-
-    The ideal list holds min(n, k) hits at its head, n counting distinct held-out items, so that a
-    perfect list scores exactly 1.
-    """
-    return ndcg_of(_hits(ranked, targets, k), k)
-
-
-def ndcg_comirec(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
-    """The NDCG behind the paper's tables (ComiRec's first release), `[U]`.
-
-    Deviation from the textbook: the gain 1/log2(i + 2) goes by the index i of the hit in the
-    *target list*, not by its rank, and the ideal holds h hits, the number obtained. A user with a
-    hit therefore scores close to 1 and the mean exceeds recall. Compare published numbers with this
-    one, models with `ndcg`.
-    """
-    return ndcg_comirec_of(_hits(ranked, targets, k), k)
-
-
-def ndcg_comirec_master(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
-    """ComiRec's NDCG after July 2021, `[U]`: gains by rank, ideal still over the hits obtained."""
-    return ndcg_comirec_master_of(_hits(ranked, targets, k), k)
+Metric = Callable[[Hits, int], Tensor]  # of located targets: found once for all metrics and k
+ListMetric = Callable[[Ranked, Sequence[Ids], int], Tensor]
 
 
 def recall_of(hits: Hits, k: int) -> Tensor:
-    """`recall` from located targets."""
+    """Share of the held-out items found: h / n, `[U]`."""
     n = hits.per_user(torch.ones_like(hits.ranks))
     return hits.per_user(hits.ranks < k) / n  # 0 / 0 is NaN: undefined without a target
 
 
 def hit_rate_of(hits: Hits, k: int) -> Tensor:
-    """`hit_rate` from located targets."""
+    """1 for a user with at least one held-out item in the list, else 0, `[U]`."""
     found = hits.per_user(hits.ranks < k) > 0
     return _where_defined(hits, found.double())
 
 
 def precision_of(hits: Hits, k: int) -> Tensor:
-    """`precision` from located targets."""
+    """Share of the k places that hold a held-out item, `[U]`; a shorter list counts as k places."""
     return _where_defined(hits, hits.per_user(hits.first & (hits.ranks < k)) / k)
 
 
 def mrr_of(hits: Hits, k: int) -> Tensor:
-    """`mrr` from located targets."""
+    """Reciprocal rank of the first held-out item in the list, 0 if there is none, `[U]`."""
     gain = (1.0 / (hits.ranks.double() + 1.0)) * (hits.ranks < k)
     best = gain.new_zeros(hits.num_users)
     return _where_defined(hits, best.scatter_reduce(0, hits.users, gain, "amax"))
 
 
 def average_precision_of(hits: Hits, k: int) -> Tensor:
-    """`average_precision` from located targets."""
+    """Average precision, whose mean over users is MAP, `[U]`.
+
+    The precision at the rank of each hit, summed and divided by min(n, k), n counting distinct
+    held-out items, so that a perfect list scores exactly 1.
+    """
     found = hits.only(hits.first & (hits.ranks < k))
     order = (found.users * k + found.ranks).argsort()
     users, ranks = found.users[order], found.ranks[order]
@@ -111,26 +65,36 @@ def average_precision_of(hits: Hits, k: int) -> Tensor:
 
 
 def ndcg_of(hits: Hits, k: int) -> Tensor:
-    """`ndcg` from located targets."""
+    """Textbook NDCG, `[U]`: Σ 1/log2(rank + 1) over hits, divided by its largest possible value.
+
+    The ideal list holds min(n, k) hits at its head, n counting distinct held-out items, so that a
+    perfect list scores exactly 1.
+    """
     gain = _discount(hits.ranks) * (hits.first & (hits.ranks < k))
     distinct = hits.per_user(hits.first)
     return hits.per_user(gain) / _ideal(distinct.clamp(max=k))
 
 
 def ndcg_comirec_of(hits: Hits, k: int) -> Tensor:
-    """`ndcg_comirec` from located targets."""
+    """The NDCG behind the paper's tables (ComiRec's first release), `[U]`.
+
+    Deviation from the textbook: the gain 1/log2(i + 2) goes by the index i of the hit in the
+    *target list*, not by its rank, and the ideal holds h hits, the number obtained. A user with a
+    hit therefore scores close to 1 and the mean exceeds recall. Compare published numbers with this
+    one, models with `ndcg`.
+    """
     found = hits.ranks < k
     return _over_obtained(hits, _discount(hits.order) * found, found)
 
 
 def ndcg_comirec_master_of(hits: Hits, k: int) -> Tensor:
-    """`ndcg_comirec_master` from located targets."""
+    """ComiRec's NDCG after July 2021, `[U]`: gains by rank, ideal still over the hits obtained."""
     found = hits.first & (hits.ranks < k)
     return _over_obtained(hits, _discount(hits.ranks) * found, found)
 
 
 # The metrics an evaluation reports; a new one is a function and a line here.
-METRICS: dict[str, Callable[[Hits, int], Tensor]] = {
+METRICS: dict[str, Metric] = {
     "recall": recall_of,
     "hit_rate": hit_rate_of,
     "precision": precision_of,
@@ -142,17 +106,35 @@ METRICS: dict[str, Callable[[Hits, int], Tensor]] = {
 }
 
 
-def _hits(ranked: Ranked, targets: Sequence[Ids], k: int) -> Hits:
-    table = torch.as_tensor(ranked)
-    if table.dim() != 2 or len(table) != len(targets):
-        raise ValueError(
-            f"ranked must be [U, k] with one row per user, got {list(table.shape)} "
-            f"for {len(targets)} target lists"
-        )
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    ids, offsets = flatten_targets(targets)
-    return find_hits(table.long(), ids.to(table.device), offsets.to(table.device))
+def _on_lists(metric: Metric) -> ListMetric:
+    """The metric as a function of lists and targets, with the same documentation."""
+
+    def measured(ranked: Ranked, targets: Sequence[Ids], k: int) -> Tensor:
+        table = torch.as_tensor(ranked)
+        if table.dim() != 2 or len(table) != len(targets):
+            raise ValueError(
+                f"ranked must be [U, k] with one row per user, got {list(table.shape)} "
+                f"for {len(targets)} target lists"
+            )
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        ids, offsets = flatten_targets(targets)
+        hits = find_hits(table.long(), ids.to(table.device), offsets.to(table.device))
+        return metric(hits, k)
+
+    measured.__doc__ = metric.__doc__
+    measured.__name__ = measured.__qualname__ = metric.__name__.removesuffix("_of")
+    return measured
+
+
+recall = _on_lists(recall_of)
+hit_rate = _on_lists(hit_rate_of)
+precision = _on_lists(precision_of)
+mrr = _on_lists(mrr_of)
+average_precision = _on_lists(average_precision_of)
+ndcg = _on_lists(ndcg_of)
+ndcg_comirec = _on_lists(ndcg_comirec_of)
+ndcg_comirec_master = _on_lists(ndcg_comirec_master_of)
 
 
 def _discount(position: Tensor) -> Tensor:

@@ -1,18 +1,21 @@
 """What can be evaluated: anything that lists k items for each user of a batch.
 
-recommend = model_recommender(model, num_items=ds.num_items)
+recommend = model_recommender(model, ExactIndex(encode_items(model, ds.num_items)))
 recommend(batch, 50, None)      # [B, 50] item ids
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from crossbatch.queries import Queries, feature_rows
-from crossbatch.retrieval import ExactIndex, Index
+
+if TYPE_CHECKING:
+    from crossbatch.evaluation.distributed import ItemShards
+    from crossbatch.retrieval import Index
 
 # Items encoded at once: the content features of a whole catalogue need not fit in memory. Of
 # towers with an expensive encoder fewer, so that progress shows.
@@ -56,29 +59,21 @@ Recommender = Callable[[UserBatch, int, Tensor | None], Tensor]
 
 
 def model_recommender(
-    model: Towers,
-    num_items: int,
-    *,
-    index: Callable[[Tensor], Index] = ExactIndex,
-    device: torch.device | str = "cpu",
-    on_items: OnItems | None = None,
+    model: Towers, index: "Index | ItemShards", *, device: torch.device | str = "cpu"
 ) -> Recommender:
-    """Encode the catalogue once and rank it for each batch by the model's user vectors.
+    """Rank the items of an index by the model's user vectors.
 
     Args:
         model: Towers; put in evaluation mode by the caller, see `evaluation_mode`.
-        num_items: Items 1..num_items are ranked.
-        index: Builds the index from `[num_items + 1, d]` item vectors.
+        index: Of the model's item vectors.
         device: Where batches are sent; the model's own.
-        on_items: As in `encode_items`.
     """
-    catalogue = index(encode_items(model, num_items, device=device, on_items=on_items))
 
     @torch.no_grad()
     def recommend(batch: UserBatch, k: int, exclude: Tensor | None) -> Tensor:
         rows = (each.to(device) for each in feature_rows(model, batch))
         interests = model.users(batch.history.to(device), *rows)
-        return catalogue.search(interests.float(), k, exclude=exclude).item_ids.cpu()
+        return index.search(interests.float(), k, exclude=exclude).item_ids.cpu()
 
     return recommend
 

@@ -76,15 +76,12 @@ class Evaluation:
         means = {name: _nanmean(values) for name, values in self.per_user.items()}
         return means | self.corpus
 
-    def intervals(
-        self, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
-    ) -> dict[str, Interval]:
-        """Mean and bootstrap confidence interval over users of each per-user metric."""
+    def intervals(self) -> dict[str, Interval]:
+        """Mean and 95 % bootstrap interval over users of each per-user metric."""
         if not self.per_user:
             return {}
         columns = np.stack(list(self.per_user.values()), axis=1)
-        found = mean_intervals(columns, level=level, resamples=resamples, seed=seed)
-        return dict(zip(self.per_user, found, strict=True))
+        return dict(zip(self.per_user, mean_intervals(columns), strict=True))
 
 
 class CorpusTally:

@@ -8,7 +8,7 @@ evaluate_runs([Path("runs/first")], "test")["runs/first"]["unseen"]["metrics"]
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -16,7 +16,6 @@ import torch
 
 from crossbatch.errors import ConfigError
 from crossbatch.evaluation.baselines import evaluate_baselines
-from crossbatch.evaluation.distributed import evaluate_together
 from crossbatch.evaluation.evaluator import evaluate
 from crossbatch.evaluation.list_measures import ContentDiversity
 from crossbatch.evaluation.recommenders import encode_items, evaluation_mode
@@ -30,7 +29,7 @@ from crossbatch.training.journal import without_nan
 from crossbatch.training.run_folder import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from crossbatch.config import Recipe
@@ -126,9 +125,6 @@ class RunEvaluator:
             ks: List lengths; None for those of training.
             measures: Further measures of lists, by name.
         """
-        measure: Callable[..., Evaluation] = partial(evaluate, by_vectors=measures is not None)
-        if self.ranks is not None:  # a rank does not hold all vectors
-            measure = partial(evaluate_together, self.ranks)
         train = self.recipe.train
         batches = self.dataset.eval_batches(
             split,
@@ -136,7 +132,7 @@ class RunEvaluator:
             max_users=max_users,
             histories=train.histories,
         )
-        return measure(
+        return evaluate(
             cast("Any", model),
             batches,
             item_counts=np.array(self.dataset.item_counts),
@@ -144,6 +140,8 @@ class RunEvaluator:
             on_items=self.on_items,
             ks=ks or self.ks,
             measures=measures,
+            by_vectors=measures is not None,
+            ranks=self.ranks,
         )
 
     def validate(self, model: object, max_users: int | None = None) -> Evaluation:

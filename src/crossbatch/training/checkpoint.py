@@ -49,6 +49,11 @@ UNSEALED_FORMAT = 1  # of earlier releases: only the tensors had a checksum
 MODEL = ("model.", "loss.")  # what the names of a model's tensors begin with
 MOST_LOG_TEMPERATURE = 80.0  # e⁸⁰ is the largest number of float32, nearly
 TENSORS, DOCUMENT = "tensors.safetensors", "checkpoint.json"
+# What a checkpoint's document counts; earlier releases lack some.
+COUNTS = ("step", "journal", "threads", "eval_threads", "columns")
+MOST_STEPS = 1 << 62
+MOST_THREADS = 4096
+SECONDS = ("seconds", "cpu_seconds", "eval_seconds", "reported")
 
 
 # --- files ---
@@ -129,6 +134,36 @@ def prune(folder: Path, keep: int) -> None:
     old = sorted(folder.glob("step-*"))[:-keep]
     for path in [*old, *folder.glob(".step-*")]:
         shutil.rmtree(path, ignore_errors=True)
+
+
+# --- the document of a run ---
+
+
+def check_document(document: dict[str, Any]) -> None:
+    """Raise `ValueError` or `TypeError` if an entry of a checkpoint's document is of another kind.
+
+    Counts must not be negative; `stopping` must be complete.
+    """
+    stopping = document["stopping"]
+    counts = [(key, document.get(key, 0)) for key in COUNTS]
+    counts += [(key, stopping[key]) for key in ("best_step", "misses")]
+    for key, value in counts:
+        if type(value) is not int or not 0 <= value < MOST_STEPS:
+            raise ValueError(f"{key} is {value!r}, not a count")
+    numbers = [(key, document.get(key, 0.0)) for key in SECONDS]
+    numbers += [("losses", loss) for loss in document.get("losses", [])]
+    share = document.get("share_before_bank")
+    numbers += [("share_before_bank", 0.0 if share is None else share)]
+    numbers += [("best", 0.0 if stopping["best"] is None else stopping["best"])]
+    for key, value in numbers:
+        if type(value) not in (int, float):
+            raise ValueError(f"{key} is {value!r}, not a number")
+    for key in ("threads", "eval_threads"):
+        if document.get(key, 0) > MOST_THREADS:
+            raise ValueError(f"{key} is {document[key]}, more than a machine has")
+    warned = document.get("warned", [])
+    if not isinstance(warned, list) or not all(isinstance(name, str) for name in warned):
+        raise ValueError(f"warned is {warned!r}, not a list of names")
 
 
 # --- tensors of a trainer ---

@@ -154,7 +154,10 @@ def start_session(plan: Plan, folder: RunFolder) -> Session:
     train, stopping = plan.recipe.train, EarlyStopping(plan.recipe.train.patience)
     trainer, choice, saved = together(plan.ranks, lambda: _restored(plan, folder, stopping))
     # Sums depend on how they are split: a resumed run uses the threads that it began with.
-    threads = train.threads or saved.get("threads") or _best_threads(plan, trainer)
+    threads = train.threads or saved.get("threads")
+    if not threads and plan.ranks is None:  # ranks share the cores as their launcher decided
+        threads = measured_threads(trainer, next(next_batches(plan, trainer)))
+    threads = threads or torch.get_num_threads()
     eval_threads = train.threads or saved.get("eval_threads") or torch.get_num_threads()
     folder.write_config(plan.config(choice))
     path = folder.path / "journal.jsonl"
@@ -167,10 +170,10 @@ def start_session(plan: Plan, folder: RunFolder) -> Session:
         )
     monitor = Monitor(trainer, train.log_every, journal.write)
     monitor.load_state(saved)
-    session = Session(plan, folder, trainer, stopping, journal, monitor, choice)
-    session.threads, session.eval_threads = threads, eval_threads
-    session.eval_seconds = saved.get("eval_seconds", 0.0)
-    return session
+    seconds = saved.get("eval_seconds", 0.0)
+    return Session(
+        plan, folder, trainer, stopping, journal, monitor, choice, threads, eval_threads, seconds
+    )
 
 
 def _restored(
@@ -187,20 +190,17 @@ def _restored(
     saved = folder.load_checkpoint(trainer, stopping, plan.progress.say) or {}
     if plan.start and not saved:  # a checkpoint has weights of its own
         plan.progress.say(plan.start.load_into(cast("TwoTower", trainer.model), plan.dataset))
-    if saved and saved.get(START) != (plan.start.checksum if plan.start else None):
+    other, start = None, plan.start.checksum if plan.start else None
+    if saved and saved.get(START) != start:
+        other = "began from other weights"
+    elif choice and saved.get("sampler") not in (None, choice.sampler):
+        other = f"chose other negatives, {saved['sampler']}"
+    elif plan.race and saved.get("model") not in (None, plan.race.settings):
+        other = f"chose another model, {saved['model']}"
+    if other:
         raise DataError(
-            f"{folder.path / 'config.json'} is missing or was changed: its run began from other "
-            "weights; restore it, or start anew elsewhere"
-        )
-    if choice and saved.get("sampler") not in (None, choice.sampler):
-        raise DataError(
-            f"{folder.path / 'config.json'} is missing or was changed: its run chose other "
-            f"negatives, {saved['sampler']}; restore it, or start anew elsewhere"
-        )
-    if plan.race and saved.get("model") not in (None, plan.race.settings):
-        raise DataError(
-            f"{folder.path / 'config.json'} is missing or was changed: its run chose another "
-            f"model, {saved['model']}; restore it, or start anew elsewhere"
+            f"{folder.path / 'config.json'} is missing or was changed: its run {other}; restore "
+            "it, or start anew elsewhere"
         )
     return trainer, choice, saved
 
@@ -215,29 +215,18 @@ def _chosen_once(plan: Plan, folder: RunFolder) -> SamplerChoice:
     return choice
 
 
-def _best_threads(plan: Plan, trainer: Trainer) -> int:
-    if plan.ranks is not None:  # they share the cores as their launcher decided
-        return torch.get_num_threads()
-    return measured_threads(trainer, next(next_batches(plan, trainer)))
-
-
 def next_batches(plan: Plan, trainer: Trainer) -> Iterator[Batch]:
     """The batches that the trainer has not had yet, on its device."""
     train = plan.recipe.train
     device = pick_device(train.device)
     batches = draw_batches(train, plan.dataset, start=trainer.step, later=trainer.mask_later)
-    if device.type == "cpu":
-        return batches
-    return (batch.to(device) for batch in batches)
+    return batches if device.type == "cpu" else (batch.to(device) for batch in batches)
 
 
 def _shared_facts(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     """What all ranks must have alike."""
-    config = plan.config()
-    facts = flat({key: value for key, value in config.items() if key != "environment"})
-    del facts["dataset.path"]
-    facts.pop(f"{START}.path", None)
-    facts.pop(f"{START}.seal", None)  # which covers the path
+    own = ("environment", "dataset.path", f"{START}.path", f"{START}.seal")  # it covers the path
+    facts = {key: value for key, value in flat(plan.config()).items() if not key.startswith(own)}
     return facts | {
         "the newest checkpoint in the run folder": folder.newest_checkpoint(),
         "the result in the run folder": folder.result(),
@@ -267,9 +256,9 @@ class Session:
     journal: Journal
     monitor: Monitor
     choice: SamplerChoice | None  # what an "auto" sampler stands for
-    threads: int = 1  # CPU threads of steps
-    eval_threads: int = 1
-    eval_seconds: float = 0.0  # earlier sessions included
+    threads: int  # CPU threads of steps
+    eval_threads: int
+    eval_seconds: float  # earlier sessions included
     interrupted: Callable[[], bool] = lambda: False  # whether Ctrl-C was pressed
     _measured: Metrics | None = None  # by the last evaluation
 
@@ -333,11 +322,8 @@ class Session:
             metrics = self.plan.evaluator.validate(self.trainer.model, max_users)
         self.eval_seconds += time.perf_counter() - began
         self._measured = metrics
-        return self._deciding(metrics).means()
-
-    def _deciding(self, metrics: Metrics) -> Metrics:
         unseen = metrics.unseen if self.plan.evaluator.exclude_seen else None
-        return unseen or metrics
+        return (unseen or metrics).means()
 
     def on_eval(self, metrics: Mapping[str, float], best: bool) -> None:
         """Write what an evaluation found, keep the best model, save a checkpoint."""
@@ -398,12 +384,10 @@ class Session:
             "valid_unseen": without_nan(unseen),
             "num_items": plan.dataset.num_items,
         }
-        if self.choice:
-            result["advice"] = asdict(self.choice)
-            plan.progress.say(str(self.choice))
-        if plan.race:
-            result[RACE] = asdict(plan.race)
-            plan.progress.say(str(plan.race))
+        for key, chosen in (("advice", self.choice), (RACE, plan.race)):
+            if chosen:
+                result[key] = asdict(chosen)
+                plan.progress.say(str(chosen))
         if plan.start:
             result[START] = plan.start.record()
         if plan.test:

@@ -216,7 +216,7 @@ class RunFolder:
             return None
         tensors, document = found
         try:
-            check_numbers(document)
+            checkpoint.check_document(document)
             load_tables(spread, self._checkpoint_path(document["step"]), tensors)
             checkpoint.load_trainer_state(trainer, tensors, document["step"])
             trainer.step = document["step"]
@@ -258,40 +258,6 @@ class RunFolder:
 
     def _checkpoint_path(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:09d}"
-
-
-# What a checkpoint's document counts; earlier releases lack some.
-COUNTS = ("step", "journal", "threads", "eval_threads", "columns")
-MOST_STEPS = 1 << 62
-MOST_THREADS = 4096
-SECONDS = ("seconds", "cpu_seconds", "eval_seconds", "reported")
-
-
-def check_numbers(document: dict[str, Any]) -> None:
-    """Raise `ValueError` or `TypeError` if an entry of a checkpoint's document is of another kind.
-
-    Counts must not be negative; `stopping` must be complete.
-    """
-    stopping = document["stopping"]
-    counts = [(key, document.get(key, 0)) for key in COUNTS]
-    counts += [(key, stopping[key]) for key in ("best_step", "misses")]
-    for key, value in counts:
-        if type(value) is not int or not 0 <= value < MOST_STEPS:
-            raise ValueError(f"{key} is {value!r}, not a count")
-    numbers = [(key, document.get(key, 0.0)) for key in SECONDS]
-    numbers += [("losses", loss) for loss in document.get("losses", [])]
-    share = document.get("share_before_bank")
-    numbers += [("share_before_bank", 0.0 if share is None else share)]
-    numbers += [("best", 0.0 if stopping["best"] is None else stopping["best"])]
-    for key, value in numbers:
-        if type(value) not in (int, float):
-            raise ValueError(f"{key} is {value!r}, not a number")
-    for key in ("threads", "eval_threads"):
-        if document.get(key, 0) > MOST_THREADS:
-            raise ValueError(f"{key} is {document[key]}, more than a machine has")
-    warned = document.get("warned", [])
-    if not isinstance(warned, list) or not all(isinstance(name, str) for name in warned):
-        raise ValueError(f"warned is {warned!r}, not a list of names")
 
 
 def in_use(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,7 +12,7 @@ from crossbatch.files import write_file
 from crossbatch.training.run_folder import flat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 
@@ -148,9 +149,10 @@ TRACKERS: dict[str, Callable[[Path], Tracker]] = {
 }
 
 
-def open_trackers(names: list[str], run: Path) -> tuple[Tracker, ...]:
-    """Open the trackers that `--track` names."""
-    trackers = []
+@contextmanager
+def open_trackers(names: Iterable[str], run: Path) -> Iterator[tuple[Tracker, ...]]:
+    """The trackers that `--track` names, closed at the end."""
+    trackers: list[Tracker] = []
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(f"--track must be one of {', '.join(TRACKERS)}, got {name!r}")
@@ -158,7 +160,11 @@ def open_trackers(names: list[str], run: Path) -> tuple[Tracker, ...]:
             trackers.append(TRACKERS[name](run))
         except ImportError:
             raise ConfigError(f"--track {name} needs: pip install 'crossbatch[{name}]'") from None
-    return tuple(trackers)
+    try:
+        yield tuple(trackers)
+    finally:
+        for tracker in trackers:
+            tracker.close()
 
 
 def scalars(event: str, fields: dict[str, Any]) -> dict[str, float]:

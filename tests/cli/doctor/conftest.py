@@ -4,31 +4,24 @@ import shutil
 
 import pytest
 
-from crossbatch.config import Recipe
-from crossbatch.data import PrepareOptions, open_dataset, prepare
-from crossbatch.data.synthetic import SynthOptions, synthetic_source
+from crossbatch.cli.doctor import environment
 from crossbatch.serving import export_bundle
 from crossbatch.training import fit
 
-RECIPE = Recipe.from_dict(
-    {
-        "model": {"name": "youtube_dnn", "dim": 8, "normalize": False, "history_dropout": 0.0},
-        "sampler": {"name": "cross_batch", "capacity": 64, "warmup_steps": 10},
-        "loss": {"temperature": 1.0},
-        "train": {
-            "sample_by": "user",
-            "schedule": "constant",
-            "adam": "dense",
-            "lr": 0.001,
-            "batch_size": 32,
-            "max_steps": 30,
-            "eval_every": 10,
-            "log_every": 5,
-            "threads": 1,
-            "device": "cpu",
-        },
-    }
+from ...tiny_runs import tiny_dataset, tiny_recipe
+
+RECIPE = tiny_recipe(
+    {"name": "cross_batch", "capacity": 64, "warmup_steps": 10},
+    train={"sample_by": "user", "lr": 0.001, "max_steps": 30, "eval_every": 10, "log_every": 5},
 )
+
+
+@pytest.fixture(autouse=True)
+def a_machine_with_room(monkeypatch):
+    """What other programs leave of memory and disk, and how many threads are set, is no finding."""
+    monkeypatch.setattr(environment, "MIN_MEMORY", 0)
+    monkeypatch.setattr(environment, "MIN_DISK", 0)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
 class KilledError(Exception):
@@ -46,9 +39,7 @@ def killed_at(last):
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("doctor")
-    options = SynthOptions(users=300, items=150, interactions=5000, seed=3)
-    prepare(synthetic_source(options), folder / "data", PrepareOptions())
-    dataset = open_dataset(folder / "data")
+    dataset = tiny_dataset(folder / "data", 300, 150, 5000)
     fit(dataset, RECIPE, folder / "run")
     with pytest.raises(KilledError):
         fit(dataset, RECIPE, folder / "killed", probe=killed_at(25))

@@ -6,15 +6,13 @@ import pytest
 from typer.testing import CliRunner
 
 from crossbatch.cli import app
-from crossbatch.data import PrepareOptions, prepare
-from crossbatch.data.synthetic import SynthOptions, synthetic_source
+
+from ...tiny_runs import tiny_dataset
 
 
 @pytest.fixture
 def dataset(tmp_path):
-    options = SynthOptions(users=100, items=50, interactions=1500, seed=3)
-    prepare(synthetic_source(options), tmp_path / "data", PrepareOptions())
-    return tmp_path / "data"
+    return tiny_dataset(tmp_path / "data", 100, 50, 1500).path
 
 
 def doctor(*arguments):

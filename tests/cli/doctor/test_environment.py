@@ -97,7 +97,8 @@ def test_more_threads_than_cores_are_a_problem(monkeypatch):
         ("", "note"),
     ],
 )
-def test_memory_is_read_from_the_systems_table(tmp_path, text, level):
+def test_memory_is_read_from_the_systems_table(tmp_path, monkeypatch, text, level):
+    monkeypatch.setattr(environment, "MIN_MEMORY", environment.GIB)
     (tmp_path / "meminfo").write_text(text)
     (finding,) = environment.memory(HERE, tmp_path / "meminfo")
     assert finding.level == level
@@ -105,6 +106,7 @@ def test_memory_is_read_from_the_systems_table(tmp_path, text, level):
 
 def test_a_full_disk_is_a_problem_even_for_a_folder_to_come(monkeypatch, tmp_path):
     assert [str(f.level) for f in environment.disk(tmp_path / "not" / "yet")] == ["ok"]
+    monkeypatch.setattr(environment, "MIN_DISK", environment.GIB)
     full = SimpleNamespace(free=1000)
     monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: full)
     (finding,) = environment.disk(tmp_path / "not" / "yet")

@@ -1,10 +1,11 @@
 """Start ranks as torchrun would, without the seconds that its agent takes."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from torch.distributed import TCPStore
 
 HANGS = 1800.0  # seconds after which a test gives up: no measure of speed
 SOURCE = str(Path(__file__).parents[3] / "src")
@@ -17,6 +18,7 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the ranks find the store instead of making one
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": SOURCE,
     }
@@ -25,12 +27,16 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
 def launch(
     size: int, command: list[str], each: dict[int, list[str]] | None = None
 ) -> list[subprocess.Popen[str]]:
-    """`python COMMAND…` on every rank, with further arguments for single ranks."""
-    port = free_port()
-    return [
+    """`python COMMAND…` on every rank, with further arguments for single ranks.
+
+    As torchrun's agent does, this process keeps the store at which the ranks meet: the system
+    chooses its port, and nobody can take it before they come.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = [
         subprocess.Popen(
             [sys.executable, *command, *(each or {}).get(rank, [])],
-            env=environment(rank, size, port),
+            env=environment(rank, size, store.port),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -38,6 +44,8 @@ def launch(
         )
         for rank in range(size)
     ]
+    processes[0].store = store  # type: ignore[attr-defined]  # lives as long as the ranks
+    return processes
 
 
 def finish(processes: list[subprocess.Popen[str]], timeout: float = HANGS) -> list[tuple[int, str]]:
@@ -54,10 +62,3 @@ def run(size: int, command: list[str]) -> None:
     """Run to the end; every rank must succeed."""
     results = finish(launch(size, command))
     assert all(code == 0 for code, _ in results), "\n".join(text for _, text in results)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

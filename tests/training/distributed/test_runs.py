@@ -1,11 +1,11 @@
 """Whole runs on several ranks: results, resume, restarts, and what may go wrong."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +15,16 @@ from crossbatch.training import fit
 
 from ..conftest import RECIPE as WITH_FEATURES
 from ..conftest import recipe_file
-from .launching import HANGS, environment, finish, free_port, launch
+from .launching import HANGS, SOURCE, finish, launch
 
 TIMES = ("seconds_per_1000_steps", "cpu_seconds_per_1000_steps", "convergence_minutes")
 # Without the layer that features need: its bias has a gradient of rounding alone, of which Adam
 # makes steps of full size.
 RECIPE = replace(WITH_FEATURES, model=replace(WITH_FEATURES.model, item_features=()))
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1")
+TORCHRUN = (
+    "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+    "--nproc-per-node", "2", "--max-restarts", "1",
+)  # fmt: skip
 LONG = replace(RECIPE, train=replace(RECIPE.train, max_steps=400, eval_every=100, patience=99))
 WAITING = str(Path(__file__).parents[1] / "waiting_command.py")
 
@@ -47,14 +50,6 @@ def losses(run):
 def result(run):
     found = json.loads((run / "result.json").read_text())
     return {key: value for key, value in found.items() if key not in TIMES}
-
-
-def wait_for(run, step, processes):
-    """Return when the run's journal has come to a step."""
-    path = run / "journal.jsonl"
-    while not path.exists() or max(losses(run), default=0) < step:
-        assert all(process.poll() is None for process in processes), finish(processes)
-        time.sleep(0.02)
 
 
 def test_two_ranks_make_the_run_of_one(dataset, tmp_path):
@@ -139,20 +134,18 @@ def test_a_stopped_run_resumes_exactly_and_on_another_number_of_ranks(dataset, t
 def test_torchrun_starts_again_after_a_kill(dataset, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert [code for code, _ in finish(launch(2, train(dataset, LONG, whole)))] == [0, 0]
-    port, command = free_port(), train_and_wait(150, 1, dataset, LONG, killed)
     torchrun = subprocess.Popen(
-        [sys.executable, *TORCHRUN, "--master-port", str(port), *command],
-        env={k: v for k, v in environment(0, 1, port).items() if "RANK" not in k},
+        [sys.executable, *TORCHRUN, *train_and_wait(150, 1, dataset, LONG, killed)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for(killed, 150, [torchrun])
-    children = subprocess.run(
-        ["pgrep", "-P", str(torchrun.pid)], capture_output=True, text=True, check=True
-    )
-    subprocess.run(["kill", "-9", children.stdout.split()[-1]], check=True)
+    assert torchrun.stdout.readline() == "waiting\n", finish([torchrun])
+    torchrun.stdin.write("die")
+    torchrun.stdin.close()
+    torchrun.stdin = None
     ((code, output),) = finish([torchrun])
     assert code == 0, output
     assert result(killed) == result(whole)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from crossbatch.cli.doctor.findings import Finding, note, ok, problem
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import CHECKSUMS, read_document, verify_checksums
+from crossbatch.reports.journal import read_journal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -116,22 +116,16 @@ def journal(folder: Path) -> Iterator[Finding]:
     if not path.is_file():
         yield note("journal", "none yet")
         return
-    lines = path.read_bytes().splitlines()
-    events, broken = [], 0
-    for line in lines:
-        try:
-            events.append(json.loads(line))
-        except (ValueError, RecursionError):
-            broken += 1
-    if broken:
+    found = read_journal(path)
+    if found.bad_lines:
         remedy = "--resume cuts it back to the last checkpoint; reports skip such lines"
-        yield note("journal", f"{broken} of {len(lines):,} lines are not JSON", remedy)
+        yield note("journal", f"{found.bad_lines} lines are not those of a journal", remedy)
     else:
-        yield ok("journal", f"{len(lines):,} lines")
-    for event in events:
-        if event.get("event") == "warning":
-            yield note("training", f"step {event['step']:,}: {event['message']}")
-        elif event.get("event") == "stop" and event.get("reason") == "nan":
+        yield ok("journal", f"{len(found.events):,} lines")
+    for event in found.of("warning"):
+        yield note("training", f"step {event['step']:,}: {event['message']}")
+    for event in found.of("stop"):
+        if event.get("reason") == "nan":
             message = f"the loss was no longer finite at step {event['step']:,}"
             yield problem("training", message, "lower train.lr, or raise loss.temperature")
 
