@@ -1,7 +1,8 @@
 """Does a daily warm start keep up with training from scratch every day, and what does it cost?
 
     python benchmarks/daily.py globo_news --data DATA --work WORK       # resumable; one thread
-    python benchmarks/daily.py --draw                                   # the figure and the table
+    python benchmarks/daily.py globo_news --data DATA --work WORK --moments       # and --seed
+    python benchmarks/daily.py --draw                                   # the figure and the tables
 
 `DATA` has the folders `globo_news`, `ml-1m` and `amazon2014-book-1m`. A log is cut into days: those
 of the calendar for `globo_news`; for the other two, windows of equally many interactions that are
@@ -15,6 +16,9 @@ the day that follows their training data, all items ranked, items of the history
 
 *popular* has the most chosen items of the day before, for scale. Times are processor seconds of
 training with its evaluations, on one thread. Records are kept in `results/daily`.
+
+With `--moments` two chains of warm starts are compared, from the same first model: one whose
+optimiser starts anew every day, and one that takes the moments of the day before along.
 """
 
 from __future__ import annotations
@@ -153,8 +157,8 @@ def datasets(name: str, data: Path, work: Path, *, quick: bool) -> int:
     return last + 1
 
 
-def trained(dataset: Dataset, out: Path, start: Path | None) -> float:
-    """Train, from scratch or from an earlier run; processor seconds."""
+def trained(dataset: Dataset, out: Path, start: Path | None, **train: Any) -> float:
+    """Train, from scratch or from an earlier run, with keys of `[train]`; processor seconds."""
     newest = 0.0 if start is None else float(NEWEST_DAYS)
     passes = PASSES if start is None else 1
     steps = max(
@@ -164,6 +168,7 @@ def trained(dataset: Dataset, out: Path, start: Path | None) -> float:
     changes = {"max_steps": 4 * every, "eval_every": every, "newest_days": newest}
     if start is not None:
         changes["lr"] = 0.001
+    changes |= train
     sampler = RECIPE["sampler"] | {"warmup_steps": every}
     recipe = Recipe.from_dict(RECIPE | {"sampler": sampler, "train": RECIPE["train"] | changes})
     shutil.rmtree(out, ignore_errors=True)
@@ -240,7 +245,63 @@ def study(name: str, data: Path, work: Path, record: Path, *, quick: bool) -> No
         print(name, day, line["samples"], shown, _times(line), flush=True)
 
 
+def moments_study(name: str, data: Path, work: Path, record: Path, seed: int) -> None:
+    """Warm starts with and without the moments of the day before, every day; adds to the record."""
+    work.mkdir(parents=True, exist_ok=True)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    days, chains = datasets(name, data, work, quick=False), {}
+    lines: list[dict[str, Any]] = []
+    for day in range(days):
+        dataset, line = open_dataset(work / f"day-{day}"), {}
+        for kind in MOMENTS:
+            run = work / f"{kind}-{seed}-{day}"
+            start = chains.get(kind)
+            if day == 0:
+                run = work / f"first-{seed}"
+                if not (run / "result.json").exists():
+                    trained(dataset, run, None, moments="save", seed=seed)
+                chains[kind] = run
+                continue
+            seconds = trained(dataset, run, start, moments=kind, seed=seed)
+            size = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
+            line[kind] = tested(run, dataset) | {"cpu_seconds": seconds, "bytes": size}
+            if day > 1:
+                shutil.rmtree(start)
+            chains[kind] = run
+        if day:
+            lines.append(line)
+            shown = {kind: round(line[kind][f"recall@{K}"], 4) for kind in MOMENTS}
+            print(name, seed, day, shown, flush=True)
+    found = json.loads(record.read_text()) if record.exists() else {}
+    found.setdefault(name, {})[str(seed)] = lines
+    record.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def moments_table(record: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    """Means over all days, and over seeds; in how many chains of days the moments were ahead."""
+    lines = [
+        f"| data | seeds × days | moments | recall@{K} | NDCG@{K} | MB a run |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, seeds in record.items():
+        days = [line for found in seeds.values() for line in found]
+        for kind in MOMENTS:
+            rows = [day[kind] for day in days]
+            recalls, ndcgs = (
+                100 * np.array([row[f"{metric}@{K}"] for row in rows])
+                for metric in ("recall", "ndcg")
+            )
+            size = np.mean([row["bytes"] for row in rows]) / 1e6
+            shape = f"{len(seeds)} × {len(days) // len(seeds)}"
+            lines.append(
+                f"| {name} | {shape} | {kind} | {recalls.mean():.2f} % | {ndcgs.mean():.2f} % "
+                f"| {size:.1f} |"
+            )
+    return "\n".join(lines)
+
+
 KINDS = ("scratch", "warm", "stale", "popular")
+MOMENTS = ("anew", "keep")
 
 
 def _times(line: dict[str, Any]) -> dict[str, float]:
@@ -298,9 +359,12 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("daily-work"))
     parser.add_argument("--out", type=Path, default=RECORDS)
     parser.add_argument("--draw", action="store_true", help="only write the figure and the table")
+    parser.add_argument("--moments", action="store_true", help="compare optimisers' starts alone")
+    parser.add_argument("--seed", type=int, default=0, help="of --moments")
     parser.add_argument("--quick", action="store_true", help="a smoke run: numbers mean nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    moments = arguments.out / "moments.json"
     if arguments.draw:
         files = {name: arguments.out / f"{name}.json" for name in TITLES}
         records = {
@@ -310,17 +374,17 @@ def main() -> None:
         }
         draw(records, FIGURE if arguments.out == RECORDS else arguments.out / "daily.svg")
         print(table(records))
+        if moments.exists():
+            print(moments_table(json.loads(moments.read_text())))
         return
     if arguments.name is None or arguments.data is None:
         parser.error("name a data set and its --data, or pass --draw")
-    record = arguments.out / f"{arguments.name}.json"
-    study(
-        arguments.name,
-        arguments.data,
-        arguments.work / arguments.name,
-        record,
-        quick=arguments.quick,
-    )
+    name, work = arguments.name, arguments.work / arguments.name
+    if arguments.moments:
+        moments_study(name, arguments.data, work, moments, arguments.seed)
+    else:
+        record = arguments.out / f"{name}.json"
+        study(name, arguments.data, work, record, quick=arguments.quick)
 
 
 if __name__ == "__main__":

@@ -161,6 +161,9 @@ class TrainConfig:
             state per row; or `"sharded"`, the same with the id table sharded by TorchRec.
         table_lr: Learning rate of row-wise Adagrad.
         weight_decay: Decoupled decay of the parameters that the batch uses.
+        moments: What becomes of the optimiser's moments: `"anew"` starts from zero and leaves none;
+            `"save"` starts from zero and stores those of the best model beside it, three times the
+            disk space; `"keep"` also starts from those that the run of `--from` stored.
         accumulate: Batches per optimiser step.
         precision: `"float32"`, or `"bfloat16"` for autocast.
         max_steps: Longest training, in batches; 0 for five passes over the training samples.
@@ -195,6 +198,7 @@ class TrainConfig:
     tables: str = "adam"
     table_lr: float = 0.05
     weight_decay: float = 0.0
+    moments: str = "anew"
     accumulate: int = 1
     precision: str = "float32"
     max_steps: int = 0
@@ -237,6 +241,12 @@ class TrainConfig:
         _one_of("train.schedule", self.schedule, ("constant", "cosine", "exponential"))
         _one_of("train.adam", self.adam, ("dense", "lazy"))
         _one_of("train.tables", self.tables, ("adam", "adagrad", "sharded"))
+        _one_of("train.moments", self.moments, ("anew", "save", "keep"))
+        if self.tables == "sharded" and self.moments != "anew":
+            raise ConfigError(
+                'train.tables="sharded" stores no moments for a later run and needs '
+                f'train.moments="anew", got {self.moments!r}'
+            )
         if self.tables == "sharded" and self.accumulate > 1:
             raise ConfigError(
                 'train.tables="sharded" learns in the backward pass and needs train.accumulate=1, '

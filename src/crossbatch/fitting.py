@@ -107,7 +107,8 @@ def fit(
                 test = False
                 shown.say("the dataset has no test users: the result is of validation users alone")
             path = None if start_from is None else Path(start_from)
-            start = together(ranks, lambda: begin(path, folder, read_earlier))
+            moments = recipe.train.moments == "keep"
+            start = together(ranks, lambda: begin(path, folder, read_earlier, moments=moments))
             if start is not None:
                 recipe = start.applied_to(recipe)
             evaluator = RunEvaluator(dataset, recipe, ranks, shown.items)

@@ -26,7 +26,13 @@ from crossbatch.estimator.answers import Answers
 from crossbatch.estimator.frame_source import READING, FrameFacts, frame_source
 from crossbatch.estimator.parameters import Parameters
 from crossbatch.evaluation.runs import evaluate_run
-from crossbatch.files import atomic_folder, put_in_place, read_document, write_document
+from crossbatch.files import (
+    atomic_folder,
+    file_checksum,
+    put_in_place,
+    read_document,
+    write_document,
+)
 from crossbatch.fitting import fit
 from crossbatch.progress_bars import progress_bars
 from crossbatch.results import FitResult
@@ -190,7 +196,7 @@ class Recommender(Parameters):
             options = self._reading()
             source, _ = frame_source(log, Path(raw), options, items=items, users=users)
             append(source, place / "dataset", place / "dataset", overwrite=True, progress=bars)
-        self._train(place, recipe, self._facts, start_from=place / "bundle")
+        self._train(place, recipe, self._facts, start_from=place / "run")
         return self
 
     def _bars(self) -> Any:
@@ -230,7 +236,7 @@ class Recommender(Parameters):
     ) -> None:
         """Train in `run.next`, export, and replace run and bundle."""
         dataset, run = open_dataset(place / "dataset"), place / "run.next"
-        begins = open_bundle(start_from).version if start_from else None
+        begins = file_checksum(start_from / "result.json") if start_from else None
         plan = {"dataset": dataset.manifest["checksum"], "start_from": begins}
         plan = json.loads(json.dumps(plan | {"recipe": recipe.to_dict()}))
         known = read_document(place / PLAN, "delete it") if (place / PLAN).is_file() else None

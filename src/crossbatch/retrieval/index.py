@@ -32,7 +32,7 @@ BLOCK_ROWS = 512
 # Up to so many items all scores of a row are computed at once, up to twice as fast as streaming,
 # where the first lists would be most of the work. With few rows, tiles are too narrow.
 SMALL_ITEMS = 1 << 15
-FEW_ROWS, FEW_ITEMS = 16, 1 << 16
+FEW_ROWS, FEW_ITEMS = 16, 1 << 17
 MAX_GROUP = 32  # items of a group in tiles
 MAX_ROW_GROUP = 16  # columns of a group in whole rows
 # Where fewer than 1 / FEW_ALLOWED of the items may be returned, their vectors are copied and
@@ -158,7 +158,7 @@ class ExactIndex:
             banned = exclude.to(item_ids).contiguous()
             rows = torch.searchsorted(item_ids, banned).clamp_max(len(item_ids) - 1)
             exclude = rows.where(item_ids[rows] == banned, 0)
-        found = ExactIndex(allowed.rows_of(self.vectors)).search(interests, k, exclude=exclude)
+        found = allowed.part_of(self).search(interests, k, exclude=exclude)
         return TopK(found.scores, item_ids[found.item_ids])
 
     def _search_all(

@@ -28,6 +28,7 @@ import torch
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.retrieval import Allowed
+from crossbatch.serving.column_index import COMPARISONS, ColumnIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,12 +40,6 @@ KINDS: dict[str, pl.DataType] = {
     "time": pl.Datetime("us", "UTC"),
     "text": pl.String(),
     "list": pl.List(pl.String()),
-}
-RANGES: dict[str, Callable[[pl.Expr, Any], pl.Expr]] = {
-    "<": pl.Expr.lt,
-    "<=": pl.Expr.le,
-    ">": pl.Expr.gt,
-    ">=": pl.Expr.ge,
 }
 SEPARATOR = "|"  # of a list that is given as a string
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -66,6 +61,7 @@ class FilterColumns:
         if wrong := [name for name, kind in frame.schema.items() if kind not in types]:
             raise DataError(f"filter column {wrong[0]!r} has the type {frame.schema[wrong[0]]}")
         self.frame = frame
+        self._indexes = {name: ColumnIndex(frame[name], kind) for name, kind in self.kinds.items()}
         self._kept: OrderedDict[str, Allowed] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -95,14 +91,13 @@ class FilterColumns:
 
     def _mask(self, conditions: Mapping[str, Any]) -> torch.Tensor:
         """`[N + 1]` bool, row = item id."""
-        parts = []
+        mask = np.ones(len(self.frame) + 1, dtype=bool)
+        mask[0] = False
         for name, condition in conditions.items():
-            if name not in self.frame.columns:
-                known = ", ".join(self.frame.columns) or "none"
+            if name not in self._indexes:
+                known = ", ".join(self._indexes) or "none"
                 raise ConfigError(f"filter: there is no column {name!r}; there are: {known}")
-            parts.append(_met(name, self.kinds[name], condition))
-        mask = np.zeros(len(self.frame) + 1, dtype=bool)
-        mask[1:] = self.frame.select(pl.all_horizontal(parts)).to_series() if parts else True
+            mask[1:] &= _met(name, self._indexes[name], condition)
         return torch.from_numpy(mask)
 
 
@@ -114,52 +109,42 @@ def no_columns(recommender: str) -> ConfigError:
     )
 
 
-def _met(name: str, kind: str, condition: Any) -> pl.Expr:
-    """Whether each item meets the condition on a column; never null."""
+def _met(name: str, index: ColumnIndex, condition: Any) -> np.ndarray:
+    """Whether each item meets the condition on a column.  `[N]`, bool."""
     if not isinstance(condition, dict):
-        return _equals(name, kind, condition)
+        return _equals(name, index, condition)
     if not condition:
-        raise ConfigError(f"filter.{name}: an empty object; use {', '.join(RANGES)} or not")
-    parts = []
+        raise ConfigError(f"filter.{name}: an empty object; use {', '.join(COMPARISONS)} or not")
+    met = np.ones(len(index.column), dtype=bool)
     for operator, value in condition.items():
         if operator == "not":
             if isinstance(value, dict) and "not" in value:
                 raise ConfigError(f"filter.{name}: a not inside a not; leave both out")
-            parts.append(~_met(name, kind, value))
-        elif operator not in RANGES:
+            met &= ~_met(name, index, value)
+        elif operator not in COMPARISONS:
             raise ConfigError(
-                f"filter.{name}: unknown operator {operator!r}; use {', '.join(RANGES)} or not"
+                f"filter.{name}: unknown operator {operator!r}; use {', '.join(COMPARISONS)} or not"
             )
-        elif kind not in ("integer", "number", "time") or value is None or _is_list(value):
+        elif index.kind not in ("integer", "number", "time") or value is None or _is_list(value):
             raise ConfigError(
                 f"filter.{name}: {operator!r} compares one number or time, got {value!r} for a "
-                f"column of kind {kind}"
+                f"column of kind {index.kind}"
             )
         else:
-            limit = _value(name, kind, value)
-            parts.append(RANGES[operator](pl.col(name), limit).fill_null(value=False))
-    return pl.all_horizontal(parts)
+            met &= index.compare(operator, _value(name, index.kind, value))
+    return met
 
 
-def _equals(name: str, kind: str, condition: Any) -> pl.Expr:
-    """Whether each item has the value, or one of the values."""
-    column, asked = pl.col(name), list(condition) if _is_list(condition) else [condition]
+def _equals(name: str, index: ColumnIndex, condition: Any) -> np.ndarray:
+    """Whether each item has the value, or one of the values.  `[N]`, bool."""
+    asked = list(condition) if _is_list(condition) else [condition]
     if len(asked) > MAX_VALUES:
         raise ConfigError(f"filter.{name}: at most {MAX_VALUES} values, got {len(asked)}")
-    values = [_value(name, kind, value) for value in asked if value is not None]
-    if kind == "integer":
+    values = [_value(name, index.kind, value) for value in asked if value is not None]
+    if index.kind == "integer":
         values = [value for value in values if isinstance(value, int)]  # others equal none
-    found = pl.lit(value=False)
-    if values and kind == "list":
-        found = pl.any_horizontal([column.list.contains(value) for value in values])
-    elif len(values) == 1:
-        found = column == values[0]
-    elif values:
-        found = column.is_in(pl.Series(values, dtype=KINDS[kind]).implode())
-    if None in asked:
-        missing = column.list.len().fill_null(0) == 0 if kind == "list" else column.is_null()
-        found = found | missing
-    return found.fill_null(value=False)
+    found = index.has(values)
+    return found | index.missing if None in asked else found
 
 
 def _is_list(condition: Any) -> bool:

@@ -216,10 +216,12 @@ def build_trainer(
     dataset: Dataset,
     model: torch.nn.Module | None = None,
     ranks: Ranks | None = None,
+    steps_before: int = 0,
 ) -> Trainer:
     """Everything that a training step needs, on the recipe's device; the recipe is resolved.
 
-    A `model` of the caller's own (`TwoTowerModel`) takes the place of the recipe's towers.
+    A `model` of the caller's own (`TwoTowerModel`) takes the place of the recipe's towers; the
+    optimiser is to continue after `steps_before` steps of an earlier run.
     """
     train = recipe.train
     if ranks is not None:
@@ -258,6 +260,7 @@ def build_trainer(
             lr_of=train.lr_of,
             warmup_steps=math.ceil(train.warmup_steps / train.accumulate),
             clip_norm=train.clip_norm,
+            steps_before=steps_before,
         )
     except ValueError as error:
         raise ConfigError(f"train.{error}") from None

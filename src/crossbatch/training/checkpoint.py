@@ -47,6 +47,7 @@ NO_TABLES: dict[str, ShardedTable] = {}
 FORMAT = 2
 UNSEALED_FORMAT = 1  # of earlier releases: only the tensors had a checksum
 MODEL = ("model.", "loss.")  # what the names of a model's tensors begin with
+MOMENTS = "moments."  # likewise of the optimiser's, where the best model is kept with them
 MOST_LOG_TEMPERATURE = 80.0  # e⁸⁰ is the largest number of float32, nearly
 TENSORS, DOCUMENT = "tensors.safetensors", "checkpoint.json"
 # What a checkpoint's document counts; earlier releases lack some.
@@ -252,7 +253,8 @@ def _check_ranges(trainer: Trainer, tensors: dict[str, Tensor], step: int) -> No
 
     Compiled code does not check them, and a forged checkpoint has a valid checksum.
     """
-    largest = {"steps": step, "touched": step, "bank.item_ids": trainer.sampler.num_items}
+    steps = step + trainer.optimizer.steps_before
+    largest = {"steps": steps, "touched": steps, "bank.item_ids": trainer.sampler.num_items}
     for name, value in tensors.items():
         if not name.startswith(("optimizer.", "sampler.")):
             continue

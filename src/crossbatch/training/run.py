@@ -186,10 +186,12 @@ def _restored(
     if recipe.sampler["name"] == "auto":
         choice = _chosen_once(plan, folder)
         recipe = resolve(choice.applied_to(recipe), plan.dataset)
-    trainer = build_trainer(recipe, plan.dataset, plan.model, plan.ranks)
+    steps_before = plan.start.steps if plan.start else 0
+    trainer = build_trainer(recipe, plan.dataset, plan.model, plan.ranks, steps_before)
     saved = folder.load_checkpoint(trainer, stopping, plan.progress.say) or {}
     if plan.start and not saved:  # a checkpoint has weights of its own
-        plan.progress.say(plan.start.load_into(cast("TwoTower", trainer.model), plan.dataset))
+        towers = cast("TwoTower", trainer.model)
+        plan.progress.say(plan.start.load_into(towers, plan.dataset, trainer.optimizer))
     other, start = None, plan.start.checksum if plan.start else None
     if saved and saved.get(START) != start:
         other = "began from other weights"
@@ -342,8 +344,13 @@ class Session:
             about["unseen"] = measured.unseen.means()
         self.journal.write("eval", self.trainer.step, **about)
         if best:
-            own_code = bool(self.plan.recipe.model.own_code)
-            self.folder.save_best(self.trainer, dict(metrics), own_code=own_code)
+            recipe = self.plan.recipe
+            self.folder.save_best(
+                self.trainer,
+                dict(metrics),
+                own_code=bool(recipe.model.own_code),
+                moments=recipe.train.moments != "anew",
+            )
         self.save()
         self.monitor.resume()
 

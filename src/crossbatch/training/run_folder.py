@@ -38,6 +38,8 @@ from crossbatch.training.sample_vectors import are_same, sample_vectors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from torch import Tensor
+
     from crossbatch.data import Dataset
     from crossbatch.models import TwoTower
     from crossbatch.training.loop import EarlyStopping
@@ -231,13 +233,22 @@ class RunFolder:
         return document
 
     def save_best(
-        self, trainer: Trainer, metrics: dict[str, float], *, own_code: bool = False
+        self,
+        trainer: Trainer,
+        metrics: dict[str, float],
+        *,
+        own_code: bool = False,
+        moments: bool = False,
     ) -> None:
-        """Save the model alone, with the metrics that made it the best.
+        """Save the model, with the metrics that made it the best.
 
-        Of towers of the caller's `own_code` a few vectors are kept, to know them again.
+        Of towers of the caller's `own_code` a few vectors are kept, to know them again; with
+        `moments` those of the optimiser, for a later run to start from.
         """
         tensors = checkpoint.model_state(trainer) if self.writes else {}
+        if self.writes and moments:
+            own = trainer.optimizer.moments()
+            tensors |= {f"{checkpoint.MOMENTS}{name}": value for name, value in own.items()}
         tables = trainer.optimizer.sharded
         if self.writes and own_code:
             tensors |= sample_vectors(trainer.model, trainer.sampler.num_items)
@@ -344,10 +355,8 @@ def open_run(path: Path | str, *, data: Path | str | None = None) -> SavedRun:
             dataset is another one.
     """
     path = Path(path)
-    recipe, dataset = _recipe_and_dataset(path, data)
-    if not (path / "best").is_dir():
-        raise DataError(f"{path} has no best model yet; train until its first evaluation")
-    tensors, document = checkpoint.load(path / "best")
+    recipe, dataset, _ = recipe_and_dataset(path, data)
+    tensors, document = best_tensors(path)
     try:
         towers = build_towers(recipe, dataset, named=False)
     except ConfigError as error:
@@ -370,7 +379,20 @@ def open_run(path: Path | str, *, data: Path | str | None = None) -> SavedRun:
     return SavedRun(recipe, dataset, towers.eval(), step, log_temperature)
 
 
-def _recipe_and_dataset(path: Path, data: Path | str | None) -> tuple[Recipe, Dataset]:
+def best_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and document of the best model of a run folder."""
+    if not (path / "best").is_dir():
+        raise DataError(f"{path} has no best model yet; train until its first evaluation")
+    return checkpoint.load(path / "best")
+
+
+def recipe_and_dataset(
+    path: Path, data: Path | str | None = None, *, grown: bool = False
+) -> tuple[Recipe, Dataset, int]:
+    """Recipe and dataset of a run folder, and the number of items that the run knew.
+
+    With `grown` the dataset may have grown since by `append`: these are its first items then.
+    """
     verify_checksums(path)
     config = read_document(path / "config.json", f"{path} is no run folder, or a damaged one")
     own = own_model(path, config)
@@ -388,7 +410,9 @@ def _recipe_and_dataset(path: Path, data: Path | str | None) -> tuple[Recipe, Da
     if data is None and not place.exists() and (path.parent / place.name).is_dir():
         place = path.parent / place.name  # run and dataset were moved together
     dataset = open_dataset(data or place)
-    if dataset.manifest["checksum"] != checksum:
+    known = {dataset.manifest["checksum"]: dataset.num_items}
+    known |= dataset.manifest.get("grown_from", {}) if grown else {}
+    if checksum not in known:
         raise DataError(f"{dataset.path} is not the dataset that {path} was trained on")
     dataset.verify()
-    return recipe, dataset
+    return recipe, dataset, known[checksum]

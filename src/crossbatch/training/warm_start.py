@@ -5,8 +5,9 @@ recipe = start.applied_to(recipe)
 start.load_into(towers, dataset)
 
 The id table is matched by item keys and feature tables by the values of their vocabularies, so that
-items and values may be new, gone or numbered anew. All other weights are copied. Optimiser and bank
-start empty, and q is that of the new dataset.
+items and values may be new, gone or numbered anew. All other weights are copied. The optimiser's
+moments move in the same way with `train.moments = "keep"`, and start from zero otherwise. The bank
+starts empty, and q is that of the new dataset.
 """
 
 from __future__ import annotations
@@ -17,31 +18,41 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import polars as pl
 import torch
 
 from crossbatch.config import Recipe, check_options, filled
 from crossbatch.data.dataset.features import read_encoders
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import SEAL, seal_is_broken
-from crossbatch.models import ITEM_TOWERS, MODELS, ItemTower, mean_id_vector
+from crossbatch.models import ITEM_TOWERS, MODELS, ItemTower
 from crossbatch.models.own_towers import is_path
-from crossbatch.training.run_folder import START, open_run
+from crossbatch.training import checkpoint
+from crossbatch.training.moved_rows import (
+    ID_TABLE,
+    matching_rows,
+    matching_values,
+    moved_moments,
+    moved_rows,
+    start_of_new,
+)
+from crossbatch.training.optimizers.adam import LEVEL_STEPS
+from crossbatch.training.optimizers.row_optimizer import checked_steps
+from crossbatch.training.run_folder import START, best_tensors, open_run, recipe_and_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    import numpy as np
     from torch import Tensor
 
     from crossbatch.config import ModelConfig
     from crossbatch.data import Dataset
     from crossbatch.data.dataset.encoders import Encoder
     from crossbatch.models import TwoTower
+    from crossbatch.training.optimizers import Adam
     from crossbatch.training.run_folder import RunFolder
 
-ID_TABLE = "item_tower.table.weight"
 LOG_TEMPERATURE = "user_tower.log_temperature"  # of towers that divide their queries themselves
 COMPARED = (
     *(("model", key) for key in ("name", "item_tower", "model", "dim", "history", "normalize")),
@@ -67,6 +78,7 @@ class EarlierModel:
         item_counts: How often each of them was chosen, `[len(item_keys)]`.
         item_encoders: Fitted encoders of its item features, by name.
         user_encoders: Likewise of user features and context.
+        moments: Of the optimiser, as `Adam.moments` gave them; empty where none were stored.
     """
 
     config: ModelConfig
@@ -77,6 +89,7 @@ class EarlierModel:
     item_counts: np.ndarray
     item_encoders: Mapping[str, Encoder]
     user_encoders: Mapping[str, Encoder]
+    moments: Mapping[str, Tensor] = field(default_factory=dict)
 
     def checksum(self) -> str:
         """SHA-256 of the weights' names, shapes and bytes; a run and its bundle have the same."""
@@ -98,12 +111,24 @@ class EarlierModel:
 
 
 def read_run(path: Path) -> EarlierModel:
-    """The best model of a run folder; its dataset must still be there."""
-    saved = open_run(path)
-    recipe, dataset, state = saved.recipe, saved.dataset, saved.towers.state_dict()
+    """The best model of a run folder; its dataset must still be there, or one that it grew into."""
+    recipe, dataset, num_items = recipe_and_dataset(path, grown=True)
     model, temperature = recipe.model, recipe.loss.temperature
-    if recipe.loss.learn_temperature:
-        temperature = math.exp(state.get(LOG_TEMPERATURE, saved.log_temperature))
+    if model.own_code:
+        open_run(path)  # which knows code that has changed since
+    tensors, _ = best_tensors(path)
+    state = checkpoint.below(tensors, "model.")
+    moments = checkpoint.below(tensors, checkpoint.MOMENTS)
+    try:
+        if recipe.loss.learn_temperature:
+            log_temperature = state.get(LOG_TEMPERATURE, tensors["loss.log_temperature"])
+            temperature = math.exp(float(log_temperature))
+        if moments:
+            checked_steps(moments)
+        if not all(bool(torch.isfinite(value).all()) for value in tensors.values()):
+            raise ValueError("it holds numbers that are not finite")
+    except (KeyError, OverflowError, RuntimeError, ValueError) as error:
+        raise DataError(f"{path}/best cannot be started from ({error}): train it again") from None
     parts = (dataset.path / "features" / name for name in ("items", "users", "context"))
     items, users, context = map(read_encoders, parts)
     config = replace(
@@ -117,10 +142,11 @@ def read_run(path: Path) -> EarlierModel:
         recipe.train.history_length,
         temperature,
         state,
-        dataset.item_keys(range(dataset.num_items + 1)),
-        dataset.item_counts,
+        dataset.item_keys(range(num_items + 1)),
+        dataset.item_counts[: num_items + 1],
         items,
         users | context,
+        moments,
     )
 
 
@@ -140,16 +166,18 @@ class WarmStart:
         checksum: Of its weights.
         settings: What the run's recipe takes from it, by section.
         read: Reads the model, which is large; done by the session that starts the run.
+        steps: Optimiser steps behind the moments that come along; 0 where they start anew.
     """
 
     path: str
     checksum: str
     settings: dict[str, dict[str, Any]]
     read: Callable[[], EarlierModel] = field(repr=False, compare=False)
+    steps: int = 0
 
     def record(self) -> dict[str, Any]:
         """What `config.json` and `result.json` keep."""
-        return {"path": self.path, "checksum": self.checksum, "settings": self.settings}
+        return {key: getattr(self, key) for key in ("path", "checksum", "settings", "steps")}
 
     def applied_to(self, recipe: Recipe) -> Recipe:
         """The recipe with the model, history length and temperature of the earlier one.
@@ -169,8 +197,11 @@ class WarmStart:
         train = replace(recipe.train, history_length=had.train.history_length)
         return replace(recipe, model=had.model, loss=loss, train=train)
 
-    def load_into(self, towers: TwoTower, dataset: Dataset) -> str:
-        """Give new towers over a dataset the weights of the earlier model; say what was matched."""
+    def load_into(self, towers: TwoTower, dataset: Dataset, optimizer: Adam | None = None) -> str:
+        """Give new towers over a dataset the weights of the earlier model; say what was matched.
+
+        The optimiser of the towers gets the moments, if they are to come along.
+        """
         earlier = self.read()
         if earlier.checksum() != self.checksum:
             raise DataError(
@@ -184,23 +215,21 @@ class WarmStart:
                 f"no item of {dataset.path} has a key that the model of {self.path} knows: "
                 "prepare both with the same column of item ids, or leave --from out"
             )
-        state = dict(earlier.state)
         if earlier.config.own_code and not torch.equal(rows, torch.arange(len(earlier.item_keys))):
             raise DataError(
                 f"the model of {self.path} is {earlier.config.own_code}, whose rows cannot be "
                 f"matched with other items than it was trained on, as {dataset.path} has: leave "
                 "--from out"
             )
+        content = getattr(getattr(towers, "item_tower", None), "content", None)
+        names = getattr(content, "names", ())  # a tower may read some by itself, or all
+        moves = {ID_TABLE: rows} if ID_TABLE in earlier.state else {}
         try:
-            if ID_TABLE in state:
-                counts = torch.from_numpy(np.array(earlier.item_counts))
-                start = mean_id_vector(state[ID_TABLE], counts)
-                state[ID_TABLE] = moved_rows(state[ID_TABLE], rows, start)
-            content = getattr(getattr(towers, "item_tower", None), "content", None)
-            names = getattr(content, "names", ())  # a tower may read some by itself, or all
-            for name, matching in _matching_values(earlier, dataset, self.path, names):
-                start = state[name][1:].mean(0).nan_to_num()  # of no values
-                state[name] = moved_rows(state[name], matching, start)
+            moves |= matching_values(earlier, dataset, self.path, names)
+            state = dict(earlier.state) | {
+                name: moved_rows(earlier.state[name], rows, start_of_new(earlier, name))
+                for name, rows in moves.items()
+            }
             if LOG_TEMPERATURE in state:  # the recipe has it
                 state[LOG_TEMPERATURE] = towers.state_dict()[LOG_TEMPERATURE]
             towers.load_state_dict(state)
@@ -209,17 +238,32 @@ class WarmStart:
                 f"the weights of {self.path} do not fit its settings ({error}): train that model "
                 "again, or leave --from out"
             ) from None
+        if self.steps and optimizer is not None:
+            try:
+                optimizer.load_moments(moved_moments(earlier.moments, moves))
+            except (LookupError, RuntimeError, ValueError) as error:
+                raise DataError(
+                    f'train.moments is "keep", but the moments of {self.path} are of another '
+                    f'optimiser ({error}): set train.tables as there, or train.moments to "save"'
+                ) from None
         new, gone = dataset.num_items - known, len(earlier.item_keys) - 1 - known
+        moments = ", with the moments of its optimiser" if self.steps else ""
         return (
-            f"training starts from {self.path}: {known:,} items are known to it, {new:,} are new, "
-            f"{gone:,} of its items are gone"
+            f"training starts from {self.path}{moments}: {known:,} items are known to it, {new:,} "
+            f"are new, {gone:,} of its items are gone"
         )
 
 
 def begin(
-    path: Path | None, folder: RunFolder, read: Callable[[Path], EarlierModel]
+    path: Path | None,
+    folder: RunFolder,
+    read: Callable[[Path], EarlierModel],
+    *,
+    moments: bool = False,
 ) -> WarmStart | None:
     """The start of a run from the model at `path`, or None; the same in all sessions of the run.
+
+    With `moments` those of the optimiser come along.
 
     Raises:
         ConfigError: If the run in the folder began from another model, or from none.
@@ -245,6 +289,14 @@ def begin(
         return WarmStart(**recorded, read=lambda: read(path))
     earlier = read(path)
     start = WarmStart(place, earlier.checksum(), earlier.settings(), lambda: earlier)
+    if moments:
+        if not earlier.moments:
+            raise DataError(
+                f'train.moments is "keep", but {path} has no moments of an optimiser, as a bundle '
+                'never has: start from a run that was trained with train.moments "save" or "keep", '
+                'or set it to "save"'
+            )
+        start = replace(start, steps=min(checked_steps(earlier.moments), LEVEL_STEPS))
     if recorded and recorded["checksum"] != start.checksum:
         raise ConfigError(
             f"--from {path} holds other weights than those that the run in {folder.path} began "
@@ -259,7 +311,8 @@ def _recorded(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
         return None
     record = config[START]
     keys = {"path", "checksum", "settings", SEAL}
-    whole = isinstance(record, dict) and set(record) == keys and not seal_is_broken(record)
+    whole = isinstance(record, dict) and set(record) - {"steps"} == keys  # earlier: none
+    whole = whole and not seal_is_broken(record)
     if not whole or not isinstance(record["settings"], dict):
         raise DataError(
             f"{folder / 'config.json'} was changed: which model the run began from is no longer "
@@ -296,81 +349,3 @@ def _differences(recipe: Recipe, had: Recipe) -> Iterator[tuple[str, Any, Any]]:
         for key in asked:
             if asked[key] != value.get(key):
                 yield f"model.{part}.{key}", asked[key], value.get(key)
-
-
-# --- rows of tables ---
-
-
-def matching_rows(old: Sequence[str], new: Sequence[str]) -> Tensor:
-    """For each row of a new table its row in the old one, −1 where there is none.
-
-    Row 0, for padding or what is unknown, is the same in both.
-
-    Args:
-        old: What each old row stands for; the first one does not matter.
-        new: Likewise of the new rows.
-
-    Returns:
-        `[len(new)]`, int64.
-    """
-    known = pl.DataFrame({"value": pl.Series(old[1:], dtype=pl.String)}).with_row_index("row", 1)
-    wanted = pl.DataFrame({"value": pl.Series(new[1:], dtype=pl.String)})
-    found = wanted.join(known, on="value", how="left", maintain_order="left")["row"]
-    rows = torch.zeros(len(new), dtype=torch.int64)
-    rows[1:] = torch.from_numpy(found.cast(pl.Int64).fill_null(-1).to_numpy().copy())
-    return rows
-
-
-def moved_rows(table: Tensor, rows: Tensor, start: Tensor) -> Tensor:
-    """Rows `[R]` of a table `[T, w]`, and `start` `[w]` where a row is −1.  `[R, w]`."""
-    moved = table.detach()[rows.clamp_min(0)]
-    moved[rows < 0] = start.detach()
-    return moved
-
-
-def _matching_values(
-    earlier: EarlierModel, dataset: Dataset, path: str, content: Sequence[str]
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield each table of a feature's values: its name, and the old row of each new one `[R]`.
-
-    `content` are the item features that the item tower reads by a table or layer for each.
-    """
-    config = earlier.config
-    of_requests = (*config.user_features, *(name for name in config.context if name != "*"))
-    for kind, prefix, names, encoders in (
-        ("item", "item_tower.content", earlier.config.item_features, earlier.item_encoders),
-        ("user", "profile", of_requests, earlier.user_encoders),
-    ):
-        present = read_encoders(dataset.path / "features" / f"{kind}s")
-        if kind == "user":
-            present |= read_encoders(dataset.path / "features/context")
-        tables = content if kind == "item" else sorted(names)
-        for name in sorted(names):
-            if name not in present:
-                raise DataError(
-                    f"the model of {path} reads the {kind} feature {name!r}, but {dataset.path} "
-                    f"has {', '.join(present) or 'none'}: prepare the dataset with it, or leave "
-                    "--from out"
-                )
-            before, now = encoders[name], present[name]
-            if _layout(before) != _layout(now):
-                raise DataError(
-                    f"{kind} feature {name!r} is {_words(now)} in {dataset.path}, but "
-                    f"{_words(before)} in the model of {path}: prepare it as before, or leave "
-                    "--from out"
-                )
-            if name in tables and before.vocabulary is not None and now.vocabulary is not None:
-                rows = matching_rows(["", *before.vocabulary], ["", *now.vocabulary])
-                yield f"{prefix}.encoders.{tables.index(name)}.embedding.weight", rows
-
-
-def _layout(encoder: Encoder) -> tuple[str, Any]:
-    """What must be alike for weights to keep their meaning."""
-    return encoder.kind, [
-        encoder.settings.get(key) for key in ("buckets", "size", "model", "tokenizer")
-    ]
-
-
-def _words(encoder: Encoder) -> str:
-    settings = ", ".join(f"{key} = {value}" for key, value in encoder.settings.items())
-    return f"{encoder.kind} ({settings})" if settings else encoder.kind

@@ -117,6 +117,8 @@ def append(
         manifest = {
             "source": before["source"],
             "appended": [*before.get("appended", []), entry],
+            # Items of each dataset before, by its checksum: those of a run that was trained on it.
+            "grown_from": before.get("grown_from", {}) | {before["checksum"]: base.num_items},
             "options": described(chosen),
             "counts": sizes | {"interactions": int(added.offsets[-1])} | counts,
             "accounting": added.accounting,

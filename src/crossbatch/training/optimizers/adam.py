@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 
+# 1 − β2^t is 1 in float64 from here on: more steps before a run change nothing, but cost memory.
+LEVEL_STEPS = 40_000
 NO_RATES: Mapping[str, float] = MappingProxyType({})
 
 
@@ -64,6 +66,8 @@ class Adam:
             such as `{"item_tower.encoder": 2e-5}`; of several that fit, the longest counts.
         warmup_steps: Optimiser steps over which all rates rise linearly to those of the schedule.
         clip_norm: Largest norm of the gradient of all weights together; 0 for any.
+        steps_before: Optimiser steps of an earlier run whose moments `load_moments` will bring.
+            They count for the moments, but not for the schedule.
 
     Attributes:
         tables: The optimiser of the rows of each `EmbeddingTable`, by name.
@@ -85,11 +89,13 @@ class Adam:
         lr_of: Mapping[str, float] = NO_RATES,
         warmup_steps: int = 0,
         clip_norm: float = 0.0,
+        steps_before: int = 0,
     ) -> None:
         curve = SCHEDULES[schedule]
 
         def rate(base: float) -> Callable[[Tensor], Tensor]:
             def rates(step: Tensor) -> Tensor:
+                step = (step - steps_before).clamp(min=1.0)
                 plain = curve(base, step, total_steps)
                 return plain * (step / warmup_steps).clamp(max=1.0) if warmup_steps else plain
 
@@ -97,7 +103,8 @@ class Adam:
 
         parts = _Parts(model, lr_of)
         self.rate_of, self.table_rate_of = RateOfStep(rate(lr)), RateOfStep(rate(table_lr))
-        self.steps, self.clip_norm = 0, clip_norm
+        self.steps = self.steps_before = steps_before
+        self.clip_norm = clip_norm
         self.sharded: dict[str, Any] = {
             name: part
             for name, part in model.named_modules()
@@ -118,11 +125,17 @@ class Adam:
             name: optimizers[tables](table, lr_of.get(parts.of(f"{name}.weight")))
             for name, table in found.items()
         }
+        for row_optimizer in self.tables.values():
+            row_optimizer.steps = steps_before
         by_rows = {id(table.weight) for table in found.values()}
         grouped: dict[str, list[nn.Parameter]] = {part: [] for part in ("", *lr_of)}
+        self._names: dict[int, str] = {}  # of parameters, by their identity
         for name, parameter in model.named_parameters():
             if id(parameter) not in by_rows:
                 grouped[parts.of(name)].append(parameter)
+                self._names[id(parameter)] = name
+        extra = list(extra)
+        self._names |= {id(parameter): f"extra.{i}" for i, parameter in enumerate(extra)}
         # The first two are of all runs; those of `lr_of` follow.
         self.dense = [DenseAdam(grouped[""], weight_decay=weight_decay), DenseAdam(extra)]
         self.dense += [DenseAdam(grouped[part], weight_decay=weight_decay) for part in lr_of]
@@ -192,6 +205,43 @@ class Adam:
         self.steps = checked_steps(state)
         for name, part in self._parts().items():
             part.load_state({key: state[f"{name}.{key}"] for key in part.state()})
+
+    def moments(self) -> dict[str, Tensor]:
+        """Moments by the names of their parameters, and the number of steps; not copied.
+
+        Unlike `state` they fit a later run, whose tables have other rows. Call `flush` before.
+        """
+        found = {"steps": torch.tensor(self.steps)}
+        for name, table in self.tables.items():
+            found |= {f"{name}.weight.{key}": value for key, value in table.moments().items()}
+        return found | self._dense_moments()
+
+    def load_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """Take over moments after `steps_before` steps; parameters without any start from zero.
+
+        Raises:
+            ValueError: If those of a table are of another optimiser, or shapes differ.
+        """
+        for name, table in self.tables.items():
+            start = f"{name}.weight."
+            own = {k[len(start) :]: v for k, v in moments.items() if k.startswith(start)}
+            table.load_moments(own, self.steps_before)
+        for name, value in self._dense_moments().items():
+            if name in moments:
+                if moments[name].shape != value.shape:
+                    raise ValueError(f"{name} is {list(moments[name].shape)}")
+                value.copy_(moments[name])
+        for group in self.dense:
+            group.limit_steps(self.steps_before)
+
+    def _dense_moments(self) -> dict[str, Tensor]:
+        """Moments and steps of the parameters that are not updated by rows."""
+        return {
+            f"{self._names[id(parameter)]}.{key}": getattr(group, key)[i]
+            for group in self.dense
+            for i, parameter in enumerate(group.parameters)
+            for key in ("first", "second", "steps")
+        }
 
     def _parts(self) -> dict[str, RowOptimizer | DenseAdam]:
         parts: dict[str, RowOptimizer | DenseAdam] = {

@@ -76,6 +76,10 @@ class DenseAdam:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def limit_steps(self, most: int) -> None:
+        """Count no parameter's steps higher than `most`."""
+        self._counts.clamp_(max=most)
+
     def state(self) -> dict[str, Tensor]:
         """All state, not copied."""
         return {

@@ -50,9 +50,13 @@ class RowAdagrad(RowOptimizer):
         lr = self.rate_of(self.steps)
         self._updates.adagrad(reads, self.table.weight.data, self.squares, lr, EPS)
 
+    def moments(self) -> dict[str, Tensor]:
+        """Sums of mean squares of the gradients `[R]`, not copied."""
+        return {"squares": self.squares}
+
     def state(self) -> dict[str, Tensor]:
         """All state, not copied."""
-        return {"steps": torch.tensor(self.steps), "squares": self.squares}
+        return {"steps": torch.tensor(self.steps), **self.moments()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore what `state` returned."""

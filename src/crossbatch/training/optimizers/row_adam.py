@@ -12,7 +12,7 @@ from crossbatch.kernels.skipped_steps import SkippedSteps
 from crossbatch.training.optimizers.row_optimizer import RowOptimizer, checked_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
@@ -86,14 +86,18 @@ class RowAdam(RowOptimizer):
             for ids in every.split(chunk):
                 self._catch_up(ids)
 
+    def moments(self) -> dict[str, Tensor]:
+        """Both moments of all rows `[R, d]`, not copied."""
+        return {"first": self.first, "second": self.second}
+
+    def load_moments(self, moments: Mapping[str, Tensor], steps: int) -> None:
+        """Take over moments of rows that are up to date after so many steps."""
+        super().load_moments(moments, steps)
+        self.touched.copy_(self.second.any(dim=1) * steps)
+
     def state(self) -> dict[str, Tensor]:
         """All state, not copied."""
-        return {
-            "steps": torch.tensor(self.steps),
-            "first": self.first,
-            "second": self.second,
-            "touched": self.touched,
-        }
+        return {"steps": torch.tensor(self.steps), **self.moments(), "touched": self.touched}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore what `state` returned.

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from crossbatch.kernels.row_updates import RowRead
@@ -19,6 +21,9 @@ class RowOptimizer(ABC):
 
     Args:
         table: The table whose rows to update; its `row_optimizer` is set to this.
+
+    Attributes:
+        steps: Steps so far; those of an earlier run are among them if its moments were loaded.
     """
 
     def __init__(self, table: EmbeddingTable) -> None:
@@ -60,6 +65,24 @@ class RowOptimizer(ABC):
         return
 
     @abstractmethod
+    def moments(self) -> dict[str, Tensor]:
+        """What is kept of each row's gradients, `[R, …]` tensors, not copied."""
+
+    def load_moments(self, moments: Mapping[str, Tensor], steps: int) -> None:
+        """Take over moments `[R, …]` after so many steps; rows of zeros never had a gradient.
+
+        Raises:
+            ValueError: If they are not those of this optimiser and table.
+        """
+        own = self.moments()
+        shapes = {key: tuple(value.shape) for key, value in moments.items()}
+        if shapes != {key: tuple(value.shape) for key, value in own.items()}:
+            raise ValueError(f"moments of {type(self).__name__} are {', '.join(own)}, got {shapes}")
+        for key, value in own.items():
+            value.copy_(moments[key])
+        self.steps = steps
+
+    @abstractmethod
     def state(self) -> dict[str, Tensor]:
         """All state, not copied."""
 
@@ -68,7 +91,7 @@ class RowOptimizer(ABC):
         """Restore what `state` returned."""
 
 
-def checked_steps(state: dict[str, Tensor]) -> int:
+def checked_steps(state: Mapping[str, Tensor]) -> int:
     """The number of steps in a state.
 
     Raises:
