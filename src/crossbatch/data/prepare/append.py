@@ -90,7 +90,8 @@ def append(
     files = checksums(source.files)
     known = _files_so_far(base.manifest)
     if repeated := [name for name, checksum in files.items() if checksum in known]:
-        if len(repeated) == len(files) and Path(out).resolve() == base.path.resolve():
+        in_place = Path(out) == Path(dataset) or Path(out).resolve() == base.path.resolve()
+        if len(repeated) == len(files) and in_place:
             remove_leftovers(base.path.resolve())  # the same command again, after a kill perhaps
             return base.manifest
         raise DataError(f"{repeated[0]} is in {base.path} already: add each file once")

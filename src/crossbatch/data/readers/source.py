@@ -16,6 +16,7 @@ import polars as pl
 
 from crossbatch.data.dataset.tokens import MAX_TOKENS
 from crossbatch.errors import ConfigError, DataError, out_of_memory
+from crossbatch.remote import local_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -240,6 +241,14 @@ class ReadOptions:
                 "impressions of a second file need --impressions COLUMN, --impressions-file FILE "
                 f"and --request COLUMN (of both files), got no {missing}"
             )
+
+    def fetched(self) -> ReadOptions:
+        """The options with local copies of the files that are in an object store."""
+        files = {name: getattr(self, name) for name in ("items", "users", "impressions_file")}
+        found: dict[str, Any] = {
+            name: local_path(at) for name, at in files.items() if at is not None
+        }
+        return replace(self, **found)
 
     @property
     def event_columns(self) -> dict[str, str]:
