@@ -30,7 +30,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
 # Every extra but Spark, which has an environment of its own.
 $(VENV)/.dev: $(VENV)/.core
 	$(VENV)/$(PIP) $(PINNED) --no-build-isolation --group dev \
-	  -e '.[ann,baselines,hf,lightning,mlflow,onnx,pandas,postgres,report,serve,tensorboard,text,tune,wandb]'
+	  -e '.[ann,baselines,cloud,hf,lightning,mlflow,onnx,pandas,postgres,report,serve,tensorboard,text,tune,wandb]'
 	@touch $@
 
 setup: $(VENV)/.dev  ## make .venv with everything that the other targets need

@@ -59,7 +59,8 @@ def prepared(log: Path, out: Path, users: int) -> Path:
 def measured(data: Path, out: Path, seed: int, context: list[str], steps: int) -> Path:
     """Train one run, or continue it."""
     train = {**TRAINING["train"], "seed": seed, "max_steps": steps}
-    model = {**TRAINING["model"], "context": context}
+    # as recorded; `context_dropout` is younger
+    model = {**TRAINING["model"], "context": context, "context_dropout": 0.0}
     recipe = Recipe.from_dict({**TRAINING, "model": model, "train": train})
     fit(open_dataset(data), recipe, out, resume=out.exists())
     return out

@@ -2,6 +2,7 @@
 
     python benchmarks/data_prepare.py                        # the full Amazon-Books shape
     python benchmarks/data_prepare.py --curve 1 3 10 30 100  # millions of interactions, ours only
+    python benchmarks/data_prepare.py --curve 100 --events   # with kinds, sessions and context
 
 Both sides run as processes of their own, in turn, so that a busy machine disturbs both alike; the
 ratio is that of the medians.  pandas is installed in an environment of its own.
@@ -29,6 +30,13 @@ LOGS = {"parquet": "reviews.parquet", "json": "reviews_Books_5.json.gz"}
 PANDAS = ("pandas==3.0.*", "pyarrow==26.*")
 
 
+EVENT_OPTIONS = (
+    *("--event", "kind", "--event-weights", "view=0,click=1,buy=5", "--session", "visit"),
+    *("--context", "device:categorical", "--context", "query:text", "--context", "price:numeric"),
+    *("--context", "hour_of_day", "--context", "since_last"),
+)
+
+
 class Cost(NamedTuple):
     """Time and memory of a process."""
 
@@ -43,18 +51,25 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=["parquet", "json"])
     parser.add_argument("--shape", type=int, nargs=3, default=FULL, help="users items interactions")
     parser.add_argument("--curve", type=float, nargs="+", help="millions of interactions")
+    parser.add_argument(
+        "--events", action="store_true", help="kinds of events, sessions and context in the log"
+    )
     parser.add_argument("--work", type=Path, help="where the inputs go (several GB)")
     parser.add_argument("--write", type=Path, help="only write the inputs there")
+    parser.add_argument("--add-events", type=Path, help="only add columns to the log there")
     parser.add_argument("--quick", action="store_true", help="a smoke run, ours only: no numbers")
     arguments = parser.parse_args()
     if arguments.write:
         write_logs(arguments.write, arguments.shape)
         return
+    if arguments.add_events:
+        add_events(arguments.add_events)
+        return
     if arguments.quick:
         arguments.curve = [0.02]
     with tempfile.TemporaryDirectory(prefix="crossbatch-bench-", dir=arguments.work) as folder:
         if arguments.curve:
-            curve(Path(folder), arguments.curve)
+            curve(Path(folder), arguments.curve, events=arguments.events)
         else:
             compare(Path(folder), arguments.shape, arguments.formats, arguments.repeats)
 
@@ -79,7 +94,7 @@ def compare(folder: Path, shape: tuple[int, int, int], formats: list[str], repea
         print(f"{name}: {statistics.median(ratios):.1f}× (each pair: {spread(ratios)})", flush=True)
 
 
-def curve(folder: Path, millions: list[float]) -> None:
+def curve(folder: Path, millions: list[float], *, events: bool) -> None:
     print("| interactions | users | items | seconds | rows/s | peak MB | log on disk, MB |")
     print("|---|---|---|---|---|---|---|")
     for size in millions:
@@ -88,7 +103,12 @@ def curve(folder: Path, millions: list[float]) -> None:
         raw = folder / "raw"
         run(sys.executable, "-c", RAW, users, items, interactions, raw)
         disk = sum(file.stat().st_size for file in raw.rglob("*.parquet")) / 2**20
-        cost = run(sys.executable, "-c", OURS, raw / "interactions", folder / "out")
+        if events:
+            run(sys.executable, __file__, "--add-events", raw / "interactions")
+            disk = sum(file.stat().st_size for file in raw.rglob("*.parquet")) / 2**20
+        options = EVENT_OPTIONS if events else ()
+        prepare = ("-m", "crossbatch", "prepare", raw / "interactions", *options, "--quiet")
+        cost = run(sys.executable, *prepare, "--out", folder / "out")
         shutil.rmtree(raw)
         rate = interactions / cost.seconds
         print(
@@ -150,6 +170,27 @@ def write_logs(folder: Path, shape: tuple[int, int, int]) -> None:
                 pl.lit("07 21, 2014").alias("reviewTime"),
             )
             file.write(full.write_ndjson().encode())
+
+
+def add_events(folder: Path) -> None:
+    """Add kinds of events, sessions and context to a log, file by file."""
+    import polars as pl
+
+    words = np.array(["red", "blue", "new", "used", "small", "large", "cheap", "best", "kids"])
+    queries = np.array([f"{a} {b} {c} shoes" for a in words for b in words for c in words])
+    rng = np.random.default_rng(0)
+    for file in sorted(folder.glob("*.parquet")):
+        log = pl.read_parquet(file)
+        n = len(log)
+        kinds = np.array(["view", "click", "buy"])[rng.choice(3, n, p=[0.6, 0.35, 0.05])]
+        devices = np.array(["phone", "tablet", "desktop", "tv"])[rng.choice(4, n)]
+        log.with_columns(
+            pl.Series("kind", kinds),
+            pl.concat_str("user", pl.col("timestamp") // 86_400, separator="-").alias("visit"),
+            pl.Series("device", devices),
+            pl.Series("query", queries[rng.integers(len(queries), size=n)]),
+            pl.Series("price", rng.lognormal(3, 1, n)),
+        ).write_parquet(file)
 
 
 def environment(folder: Path) -> Path:

@@ -46,6 +46,8 @@ class ModelConfig:
         item_features: Names of the content features to use; `["*"]` for all that the data has.
         user_features: Likewise for users.
         context: Likewise for the context of requests.
+        context_dropout: Share of context values hidden at random in training, so that requests may
+            leave some out.
         tower: Options of the user tower.
         item: Options of the item tower.
         options: Options of a whole `model`.
@@ -62,6 +64,7 @@ class ModelConfig:
     item_features: tuple[str, ...] = ("*",)
     user_features: tuple[str, ...] = ("*",)
     context: tuple[str, ...] = ("*",)
+    context_dropout: float = 0.05
     tower: dict[str, Any] = field(default_factory=dict)
     item: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)

@@ -53,6 +53,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
         ConfigError: If `path` is a folder, a device or a pipe.
         DataError: If the operating system refuses, a full disk for example.
     """
+    from crossbatch.remote import is_url  # which imports this module
+
+    if is_url(path):
+        raise ConfigError(f"{path} is a URL; name a file of this machine")
     path = _followed(path)
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; name a file inside it, such as {path / 'report'}")
@@ -135,13 +139,19 @@ def atomic_folder(
     it was. Where `target` is a symbolic link, the folder that it leads to is written.
 
     Args:
-        target: The folder to create.
+        target: The folder to create; or a URL, see `crossbatch.remote`.
         overwrite: Replace an existing folder of the same kind; anything else is never replaced.
         marker: The file that identifies that kind of folder.
 
     Raises:
         DataError: If `target` exists, or the disk is full.
     """
+    from crossbatch.remote import is_url, remote_folder  # which imports this module
+
+    if is_url(target):
+        with remote_folder(target, overwrite=overwrite, marker=marker) as work:
+            yield work
+        return
     target = _followed(Path(target))
     check_target(target, overwrite=overwrite, marker=marker)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -165,6 +175,11 @@ def atomic_folder(
 
 def check_target(target: Path, *, overwrite: bool = False, marker: str = "manifest.json") -> None:
     """Raise `DataError` unless `atomic_folder` may write `target`; call it before long work."""
+    from crossbatch.remote import check_remote, is_url  # which imports this module
+
+    if is_url(target):
+        check_remote(target, overwrite=overwrite, marker=marker)
+        return
     target = _followed(target)
     if not target.exists():
         return

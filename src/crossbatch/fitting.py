@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation.runs import RunEvaluator
 from crossbatch.models.own_towers import name_class, path_of
+from crossbatch.remote import is_url, local_path
 from crossbatch.results import FitResult
 from crossbatch.training.auto_model import MOST_USERS, choose_model
 from crossbatch.training.build import resolve
@@ -97,6 +98,11 @@ def fit(
             'train.tables is "sharded", whose rows cannot start from an earlier model yet: set it '
             'to "adagrad", or leave --from out'
         )
+    if is_url(out):
+        raise ConfigError(
+            f"a run is written while it trains, so its folder must be on this machine, got {out}: "
+            "export it there afterwards"
+        )
     with joined() as ranks:
         writes = ranks is None or ranks.first
         continues = resume or restarted()
@@ -106,7 +112,7 @@ def fit(
             if test and not dataset.num_eval_users("test"):
                 test = False
                 shown.say("the dataset has no test users: the result is of validation users alone")
-            path = None if start_from is None else Path(start_from)
+            path = None if start_from is None else local_path(start_from)
             moments = recipe.train.moments == "keep"
             start = together(ranks, lambda: begin(path, folder, read_earlier, moments=moments))
             if start is not None:

@@ -46,6 +46,23 @@ class SampleFiles:
         return self.folder / "raw"
 
     @cached_property
+    def clicked(self) -> Path:
+        """A log whose events name the request that they answered."""
+        path, rows = self.folder / "clicked.parquet", self._rows()
+        request = pl.format("r{}", pl.int_range(len(rows), eager=True) // 2)
+        rows.with_columns(request.alias("request")).write_parquet(path)
+        return path
+
+    @cached_property
+    def shown(self) -> Path:
+        """What was shown in answer to these requests."""
+        path, rows = self.folder / "shown.jsonl", self._rows()
+        request = pl.format("r{}", pl.int_range(len(rows) // 2, eager=True))
+        lists = pl.concat_list(rows["item"], rows["item"].reverse()).head(len(rows) // 2)
+        pl.select(request.alias("request"), lists.alias("items")).write_ndjson(path)
+        return path
+
+    @cached_property
     def events(self) -> Path:
         """A log with kinds, weights and context of events."""
         path, rows = self.folder / "events.parquet", self._rows()

@@ -123,3 +123,23 @@ def test_rejects_widths_of_unknown_features():
         FeatureEncoder({"year": table}, {"yaer": 4})
     with pytest.raises(ValueError, match="feature_dims must be at least 1"):
         FeatureEncoder({"year": table}, {"year": 0})
+
+
+def test_hidden_context_is_what_a_request_without_it_sends(monkeypatch):
+    """A hidden value is encoded as a missing one, each feature by itself; only in training."""
+    tables = {
+        "device": FeatureTable("categorical", torch.tensor([1, 2, 0]), num_values=3),
+        "price": FeatureTable("numeric", torch.tensor([[0.5, 0.0], [2.0, 0.0], [0.0, 1.0]])),
+        "words": bags_table([[3, 4], [5], []]),
+    }
+    encoder = FeatureEncoder(tables, {"device": 4, "words": 4}, of_events=tables, event_dropout=0.5)
+    ids, missing = torch.tensor([0, 1]), torch.tensor([2, 2])
+    whole, nothing = encoder.eval()(ids, ids), encoder(missing, missing)
+    draws = iter([[0.4, 0.6], [0.5, 0.1], [0.0, 0.0]])  # device, price, words: in order of names
+    monkeypatch.setattr(torch, "rand", lambda size, device: torch.tensor(next(draws)))
+    found = encoder.train()(ids, ids)
+    hidden = torch.tensor([[True, False], [False, True], [True, True]])  # below one half
+    parts = [slice(0, 4), slice(4, 6), slice(6, 10)]
+    for part, rows in zip(parts, hidden, strict=True):
+        expected = torch.where(rows.unsqueeze(1), nothing[:, part], whole[:, part])
+        torch.testing.assert_close(found[:, part], expected)

@@ -264,3 +264,32 @@ def test_tables_are_found_by_type():
     model = TwoTower(ItemTower(NUM_ITEMS, DIM), YouTubeDNN(DIM))
     tables = [m for m in model.modules() if isinstance(m, EmbeddingTable) and m.sparse]
     assert tables == [model.item_tower.table]
+
+
+def test_a_request_without_context_gets_the_average_answer():
+    """Three of four events come from one device: without it, items have the shares of the log."""
+    torch.manual_seed(0)
+    devices = torch.tensor([1, 1, 1, 2] * 16 + [0])  # the last event has none; it is no sample
+    context = {"device": FeatureTable("categorical", devices, num_values=3)}
+    model = TwoTower(
+        ItemTower(3, DIM, sparse=False),
+        YouTubeDNN(DIM),
+        context=context,
+        sparse=False,
+        context_dropout=0.25,
+    )
+    events = torch.arange(64)
+    history, positives = torch.full((64, 1), 3), devices[:64]  # the device decides the item
+    items = torch.tensor([1, 2])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(300):
+        users = model.users(history, events, events)[:, 0]
+        loss = nn.functional.cross_entropy(users @ model.items(items).T, positives - 1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    asked = torch.tensor([0, 3, 64])
+    users = model.users(torch.full((3, 1), 3), asked, asked)[:, 0]
+    first = (users @ model.items(items).T).softmax(dim=1)[:, 0]
+    torch.testing.assert_close(first, torch.tensor([1.0, 0.0, 0.75]), atol=0.08, rtol=0)

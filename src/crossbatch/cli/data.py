@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BAR = 40
 LOG_OPTIONS = (
     *("user", "item", "time", "rating", "event", "weight", "session", "impressions"),
-    *("time_unit", "items", "users", "title"),
+    *("impressions_file", "request", "time_unit", "items", "users", "title"),
 )
 
 app = typer.Typer(no_args_is_help=True, help="Inspect datasets.")
@@ -51,6 +51,12 @@ def prepare(
     ] = None,
     impressions: Annotated[
         str | None, typer.Option(help="Column of items shown with the event: lists, or a|b|c.")
+    ] = None,
+    impressions_file: Annotated[
+        Path | None, typer.Option(help="File that has this column, where the log has not.")
+    ] = None,
+    request: Annotated[
+        str | None, typer.Option(help="Column of both files: which list belongs to an event.")
     ] = None,
     context: Annotated[
         list[str] | None,

@@ -35,6 +35,7 @@ from crossbatch.files import (
 )
 from crossbatch.fitting import fit
 from crossbatch.progress_bars import progress_bars
+from crossbatch.remote import local_path
 from crossbatch.results import FitResult
 from crossbatch.serving.bundle import open_bundle
 from crossbatch.serving.bundle.export import export_bundle
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 
 DOCUMENT, PLAN = "recommender.json", "plan.json"
 FORMAT_VERSION = 1
-NOT_GROWING = ("event", "weight", "context", "clock")  # logs with these cannot be added to yet
 # Parameters that are keys of a recipe.
 RECIPE_KEYS = {
     "negatives": "sampler.name",
@@ -88,7 +88,7 @@ class Recommender(Parameters):
             None for all, by their types.
         user_features: Likewise of `users`.
         split: How interactions are held out: "leave_last_out", "time", "day" or "user". There is
-            no `partial_fit` after "user", nor for logs with event weights or context.
+            no `partial_fit` after "user".
         prepare: Further options of `crossbatch prepare`, as `{"min_item_count": 1}`, `{"event":
             "kind", "event_weights": {"click": 1, "buy": 5}}`, `{"context": {"device":
             "categorical"}}`.
@@ -160,9 +160,7 @@ class Recommender(Parameters):
         given = {"split": self.split} | dict(self.prepare or {})
         given = {name: value for name, value in given.items() if name not in READING}
         reading = self._reading()
-        fixed = given["split"] == "user" or given.get("cold_items")
-        fixed = fixed or any(reading.get(name) for name in NOT_GROWING)
-        given.setdefault("growing", not fixed)
+        given.setdefault("growing", given["split"] != "user" and not given.get("cold_items"))
         with tempfile.TemporaryDirectory(dir=place) as raw, self._bars() as bars:
             source, facts = frame_source(log, Path(raw), reading, items=items, users=users)
             chosen = PrepareOptions.merged(source.defaults, given)
@@ -281,7 +279,7 @@ class Recommender(Parameters):
             self.__dict__.pop(name, None)
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
-        """Copy dataset, run and bundle to a folder that `load` opens, and return its path."""
+        """Copy dataset, run and bundle to a folder or URL that `load` opens; return its path."""
         place = self._fitted()
         with atomic_folder(Path(path), overwrite=overwrite, marker=DOCUMENT) as folder:
             for part in ("dataset", "run", "bundle"):
@@ -296,7 +294,7 @@ class Recommender(Parameters):
         Raises:
             DataError: If it is no such folder, damaged or incomplete.
         """
-        place = Path(path)
+        place = local_path(path)
         if not (place / DOCUMENT).is_file():
             raise DataError(
                 f"{place} is no fitted Recommender (no {DOCUMENT}): pass what save() wrote, or "

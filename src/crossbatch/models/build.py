@@ -54,6 +54,7 @@ def build_model(
     history: str = "id",
     normalize: bool = False,
     history_dropout: float = 0.0,
+    context_dropout: float = 0.0,
     sparse: bool = True,
     id_table: RowTable | None = None,
 ) -> TwoTower:
@@ -74,6 +75,7 @@ def build_model(
         history: As in `TwoTower`.
         normalize: As in `TwoTower`.
         history_dropout: As in `TwoTower`.
+        context_dropout: As in `TwoTower`.
         sparse: Whether gradients of all tables are sparse tensors; `torch.optim.Adam` wants False.
         id_table: Table of the items' ids, if it is not to be made here.
     """
@@ -99,6 +101,7 @@ def build_model(
         context=context,
         normalize=normalize,
         history_dropout=history_dropout,
+        context_dropout=context_dropout,
         sparse=sparse,
     )
 

@@ -143,10 +143,10 @@ class CategoricalEncoder(ContentEncoder):
         super().__init__(table, dim or DEFAULT_DIM)
         self.embedding = EmbeddingTable(table.num_values, self.dim)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Vectors `[N, dim]` of rows `ids` `[N]`."""
+    def forward(self, ids: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """Vectors `[N, dim]` of rows `ids` `[N]`; value 0 where `hidden` `[N]`."""
         table, values = self.lookup(ids)
-        vectors: Tensor = table(values)
+        vectors: Tensor = table(values if hidden is None else values.masked_fill(hidden, 0))
         return vectors
 
     def lookup(self, ids: Tensor) -> tuple[EmbeddingTable, Tensor]:
@@ -161,9 +161,10 @@ class MultiValuedEncoder(ContentEncoder):
         super().__init__(table, dim or DEFAULT_DIM)
         self.embedding = EmbeddingTable(table.num_values, self.dim)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Vectors `[N, dim]` of rows `ids` `[N]`."""
-        return self.embedding.mean(*self.table.bags(ids))
+    def forward(self, ids: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """Vectors `[N, dim]` of rows `ids` `[N]`; zeros where `hidden` `[N]`."""
+        means = self.embedding.mean(*self.table.bags(ids))
+        return means if hidden is None else means.masked_fill(hidden.unsqueeze(1), 0.0)
 
 
 class NumericEncoder(ContentEncoder):
@@ -174,9 +175,15 @@ class NumericEncoder(ContentEncoder):
         super().__init__(table, dim or columns)
         self.layer = nn.Identity() if dim is None else dense_layer(columns, dim)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Vectors `[N, dim]` of rows `ids` `[N]`."""
-        vectors: Tensor = self.layer(self.table.rows(ids).float())
+    def forward(self, ids: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """Vectors `[N, dim]` of rows `ids` `[N]`; those of a missing value where `hidden` `[N]`."""
+        values = self.table.rows(ids).float()
+        if hidden is not None:
+            missing = torch.zeros_like(values[:1])
+            if self.table.kind == "numeric":
+                missing[:, -1] = 1.0  # the flag
+            values = torch.where(hidden.unsqueeze(1), missing, values)
+        vectors: Tensor = self.layer(values)
         return vectors
 
 
@@ -206,6 +213,8 @@ class FeatureEncoder(nn.Module):
         dims: Width by feature name; others take their kind's own (32, or as many as a numeric
             feature has columns).
         of_events: Names of features whose rows are events, which have ids of their own.
+        event_dropout: Share of the values of these that training hides, each by itself, so that it
+            learns what a missing one means although the log has it always.
 
     Attributes:
         names: The features in the order of `encoders`.
@@ -216,6 +225,7 @@ class FeatureEncoder(nn.Module):
         features: Mapping[str, FeatureTable],
         dims: Mapping[str, int],
         of_events: Collection[str] = (),
+        event_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if unknown := sorted(set(dims) - set(features)):
@@ -234,6 +244,7 @@ class FeatureEncoder(nn.Module):
         self.dim = sum(encoder.dim for encoder in encoders)
         self.encoders = nn.ModuleList(encoders)
         self.of_events = [name in of_events for name in self.names]
+        self.event_dropout = event_dropout
 
     def forward(self, ids: Tensor, event_ids: Tensor | None = None) -> Tensor:
         """Vectors `[N, dim]` of rows `ids` `[N]`.
@@ -246,5 +257,11 @@ class FeatureEncoder(nn.Module):
         for encoder, of_event in zip(self.encoders, self.of_events, strict=True):
             rows = event_ids if of_event else ids
             width = cast("ContentEncoder", encoder).dim
-            parts.append(torch.zeros(len(ids), width) if rows is None else encoder(rows))
+            if rows is None:
+                parts.append(torch.zeros(len(ids), width))
+            elif of_event and self.training and self.event_dropout > 0:
+                hidden = torch.rand(len(rows), device=rows.device) < self.event_dropout
+                parts.append(encoder(rows, hidden))
+            else:
+                parts.append(encoder(rows))
         return torch.cat([part.to(ids.device) for part in parts], dim=-1)

@@ -52,6 +52,8 @@ class TwoTower(nn.Module):
         user_hidden: Widths of ReLU layers before that linear layer.
         normalize: Whether both towers' vectors have length 1.
         history_dropout: Share of history items forgotten at random in training.
+        context_dropout: Share of context values hidden at random in training, so that a request
+            may leave one out.
         sparse: Whether gradients of the user features' tables are sparse (see `EmbeddingTable`).
     """
 
@@ -67,11 +69,13 @@ class TwoTower(nn.Module):
         user_hidden: Sequence[int] = (),
         normalize: bool = False,
         history_dropout: float = 0.0,
+        context_dropout: float = 0.0,
         sparse: bool = True,
     ) -> None:
         super().__init__()
         _check(history, item_tower, user_tower)
         check_share("history_dropout", history_dropout)
+        check_share("context_dropout", context_dropout)
         self.item_tower, self.user_tower = item_tower, user_tower
         self.history, self.normalize, self.history_dropout = history, normalize, history_dropout
         self.profile: FeatureEncoder | None = None
@@ -81,7 +85,9 @@ class TwoTower(nn.Module):
         if user_features or context:
             dim = _common_dim(item_tower, user_tower)
             features = {**user_features, **context}
-            self.profile = FeatureEncoder(features, user_feature_dims, of_events=context)
+            self.profile = FeatureEncoder(
+                features, user_feature_dims, of_events=context, event_dropout=context_dropout
+            )
             set_sparse(self.profile, sparse)
             self.fuse = mlp(dim + self.profile.dim, user_hidden, dim)
             # A tower that begins by passing items through does so with a profile beside it too;

@@ -5,7 +5,6 @@ open_recommender(Path("runs/first")).recommend([["i17", "i4"]], k=20)
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,7 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import encode_items
 from crossbatch.models.own_towers import is_path
 from crossbatch.queries import feature_rows
+from crossbatch.remote import local_path
 from crossbatch.retrieval import ExactIndex
 from crossbatch.serving.bundle.manifest import MANIFEST
 from crossbatch.serving.bundle.model_files import HistoryEncoder, read_schema
@@ -32,6 +32,7 @@ from crossbatch.training.run_folder import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     import numpy as np
     from torch import Tensor
@@ -43,7 +44,7 @@ RUN = "config.json"
 
 def open_recommender(path: Path | str, *, data: Path | str | None = None) -> Recommender:
     """Open a bundle folder or a run folder; `data` is the run's dataset folder if it has moved."""
-    path = Path(path)
+    path = local_path(path)
     if (path / MANIFEST).is_file():
         return open_bundle(path)
     if (path / RUN).is_file():

@@ -146,6 +146,7 @@ def build_towers(
             history=config.history,
             normalize=config.normalize,
             history_dropout=config.history_dropout,
+            context_dropout=config.context_dropout,
             id_table=_sharded_table(recipe, dataset.num_items) if ranks is not None else None,
         )
     except (ValueError, TypeError) as error:

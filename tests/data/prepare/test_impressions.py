@@ -13,6 +13,7 @@ import torch
 from crossbatch.config import Recipe
 from crossbatch.data import Dataset, PrepareOptions, ReadOptions, open_dataset, open_source, prepare
 from crossbatch.data.prepare import sequences, staged_log
+from crossbatch.errors import ConfigError
 from crossbatch.training.build import build_trainer, draw_batches, resolve
 
 if TYPE_CHECKING:
@@ -140,3 +141,87 @@ def test_the_loss_is_that_of_the_definition(tmp_path: Path, sampler: str, mask: 
     assert found is not None
     off = Recipe.from_dict(options | {"loss": options["loss"] | {"impressions": False}})
     assert build_trainer(resolve(off, dataset), dataset).targets is None
+
+
+def second_file(folder: Path, *, one_item_a_row: bool, suffix: str) -> Path:
+    """The lists of `LOG` by request, in another order, with a list that no event belongs to."""
+    rows = [(f"r{number}", row[3] or []) for number, row in enumerate(LOG)]
+    rows = [*rows[4:], ("unused", ["a"]), *rows[:4]]
+    table = pl.DataFrame(
+        rows, schema={"request": pl.String, "items": pl.List(pl.String)}, orient="row"
+    )
+    if one_item_a_row:
+        table = table.explode("items").drop_nulls("items")
+    path = folder / f"shown{suffix}"
+    if suffix == ".jsonl":
+        table.write_ndjson(path)
+    elif suffix == ".csv":
+        if not one_item_a_row:
+            table = table.with_columns(pl.col("items").list.join("|"))
+        table.write_csv(path)
+    else:
+        table.write_parquet(path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+@pytest.mark.parametrize("one_item_a_row", [False, True])
+def test_lists_of_a_second_file_are_those_of_a_column(
+    tmp_path: Path, suffix: str, one_item_a_row: bool
+) -> None:
+    shown = second_file(tmp_path, one_item_a_row=one_item_a_row, suffix=suffix)
+    log = [(*row[:3], f"r{number}") for number, row in enumerate(LOG)]
+    log.append(("w", "a", 3, None))  # an event without a request, and one of an unknown request
+    log.append(("w", "b", 4, "r99"))
+    names = ["user", "item", "time", "request"]
+    pl.DataFrame(log, schema=names, orient="row").write_parquet(tmp_path / "log.parquet")
+    options = PrepareOptions(
+        min_item_count=1, min_user_count=1, split="time", valid_share=0.0, test_share=0.0
+    )
+    reading = ReadOptions(
+        impressions="items", impressions_file=str(shown), request="request", time_unit="s"
+    )
+    prepare(open_source(tmp_path / "log.parquet", "table", reading), tmp_path / "data", options)
+    dataset = open_dataset(tmp_path / "data")
+    dataset.verify()
+    kept = {item for _, item, *_ in LOG}
+    expected = {
+        (user, time): [item.strip() for item in shown or [] if item.strip() in kept]
+        for user, _, time, shown in LOG
+    }
+    assert lists_of(dataset) == expected | {("w", 3): [], ("w", 4): []}
+    assert shown.name in dataset.manifest["source"]["files"]
+
+
+def test_a_second_file_needs_its_columns(tmp_path: Path) -> None:
+    shown = second_file(tmp_path, one_item_a_row=False, suffix=".csv")
+    pl.DataFrame({"user": ["u"], "item": ["a"], "time": [1], "request": ["r"]}).write_csv(
+        tmp_path / "log.csv"
+    )
+    with pytest.raises(ConfigError, match="got no request"):
+        ReadOptions(impressions="items", impressions_file=shown)
+    for wrong in ({"impressions": "seen"}, {"request": "visit"}):
+        columns = {"impressions": "items", "request": "request"} | wrong
+        reading = ReadOptions(impressions_file=shown, **columns)
+        with pytest.raises(ConfigError, match=f"no column '{next(iter(wrong.values()))}' for --"):
+            open_source(tmp_path / "log.csv", "table", reading)
+
+
+def test_lists_of_json_lines(tmp_path: Path) -> None:
+    """A list in a JSON line is a list, also where another line is broken."""
+    lines = [
+        '{"user": "u", "item": "a", "time": 1, "shown": ["a", "b"]}',
+        '{"user": "u", "item": "b", "time": 2, "shown": [null, 7]}',
+        '{"user": "u", "item": "7", "time": 3}',
+    ]
+    for name, more in (("whole", []), ("broken", ["{"])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join([*lines, *more]) + "\n")
+        reading = ReadOptions(impressions="shown", time_unit="s")
+        source = open_source(tmp_path / f"{name}.jsonl", "table", reading)
+        options = PrepareOptions(
+            min_item_count=1, min_user_count=1, split="time", valid_share=0.0, test_share=0.0,
+            max_bad_lines=1,
+        )  # fmt: skip
+        prepare(source, tmp_path / name, options)
+        found = lists_of(open_dataset(tmp_path / name))
+        assert found == {("u", 1): ["a", "b"], ("u", 2): ["7"], ("u", 3): []}

@@ -84,10 +84,13 @@ class Encoder:
             values = _exploded(column, self.settings["separator"])["value"]
         else:
             values = clean_text(column)
-        new = _vocabulary(values.filter(~values.is_in(self.vocabulary.implode())))
-        return replace(
-            self, vocabulary=pl.concat([self.vocabulary, new.rename(self.vocabulary.name)])
-        )
+        return self.with_values(_vocabulary(values))
+
+    def with_values(self, values: pl.Series) -> Encoder:
+        """The encoder with those of further values that it does not know, after those it knows."""
+        known = self.known_values()
+        new = values.filter(~values.is_in(known.implode()))
+        return replace(self, vocabulary=pl.concat([known, new.rename(known.name)]))
 
     def known_values(self) -> pl.Series:
         """Return the vocabulary, which an encoder that needs one must have."""

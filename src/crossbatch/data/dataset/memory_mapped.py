@@ -7,7 +7,6 @@ for batch in dataset.batches(128, seed=19): ...      # batch.history [B, L], bat
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +19,11 @@ from crossbatch.data.dataset.samples import SAMPLE_BY, Samples
 from crossbatch.data.dataset.string_table import KeyIndex, StringTable, sorted_hashes
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import is_as_written, listed_file
+from crossbatch.remote import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import polars as pl
 
@@ -41,14 +42,14 @@ class Dataset:
     """A dataset folder.  Item ids are 1 … `num_items`, 0 is padding; user ids start at 0.
 
     Args:
-        path: The folder.
+        path: The folder, or its URL in an object store.
 
     Raises:
         DataError: If it is no dataset, incomplete, or of another format version.
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path = local_path(path)
         self.manifest: dict[str, Any] = read_manifest(self.path)
         try:
             counts = self.manifest["counts"]

@@ -23,6 +23,8 @@ from crossbatch.data.dataset.manifest import write_manifest
 from crossbatch.data.dataset.memory_mapped import open_dataset
 from crossbatch.data.dataset.string_table import write_strings
 from crossbatch.data.dataset.vectors import open_vectors
+from crossbatch.data.prepare.context_columns import write_context_schema
+from crossbatch.data.prepare.event_columns import described_columns, event_columns, match_items
 from crossbatch.data.prepare.local_engine import SortedLog
 from crossbatch.data.prepare.numbering import keep_frequent, number_further_keys
 from crossbatch.data.prepare.options import PrepareOptions
@@ -33,7 +35,14 @@ from crossbatch.data.prepare.pipeline import (
     read_sequences,
     write_split,
 )
-from crossbatch.data.prepare.rest import FOLDER, read_rest, write_rest
+from crossbatch.data.prepare.rest import (
+    COLUMNS,
+    FOLDER,
+    kept_columns,
+    read_described,
+    read_rest,
+    write_rest,
+)
 from crossbatch.data.prepare.sequences import Written, write_sequences
 from crossbatch.data.prepare.staged_log import StagedLog, read_log
 from crossbatch.data.progress import Progress, silent
@@ -81,20 +90,12 @@ def append(
     files = checksums(source.files)
     known = _files_so_far(base.manifest)
     if repeated := [name for name, checksum in files.items() if checksum in known]:
-        if len(repeated) == len(files) and Path(out).resolve() == base.path.resolve():
+        in_place = Path(out) == Path(dataset) or Path(out).resolve() == base.path.resolve()
+        if len(repeated) == len(files) and in_place:
             remove_leftovers(base.path.resolve())  # the same command again, after a kill perhaps
             return base.manifest
         raise DataError(f"{repeated[0]} is in {base.path} already: add each file once")
-    extra = (base.weight_offsets, base.session_places, base.shown)
-    if base.context_features or any(each is not None for each in extra):
-        raise DataError(
-            f"days cannot be added to {base.path}, for it has weights, context, sessions or "
-            "impressions of events: prepare the whole log again"
-        )
-    if source.event_columns or source.clock:
-        raise ConfigError(
-            f"{base.path} has neither weights nor context of events: leave them out of the columns"
-        )
+    check_columns(base, source, chosen)
     base.verify()
     tally, content = Tally(chosen.max_bad_lines), Tally(chosen.max_bad_lines)
     with atomic_folder(Path(out), overwrite=overwrite) as folder:
@@ -103,6 +104,8 @@ def append(
         counts = write_split(folder, sequences, len(added.item_keys), chosen)
         with reader_errors("the content of items or users"):
             features = _write_content(base, folder, source, added, content, progress)
+        if added.context:
+            features["context"] = dict(added.context)
         progress("checksums", 0, None)
         sizes = {"users": len(added.user_keys), "items": len(added.item_keys)}
         before = base.manifest
@@ -123,7 +126,7 @@ def append(
             "counts": sizes | {"interactions": int(added.offsets[-1])} | counts,
             "accounting": added.accounting,
             "features": features,
-            "reading": _reading(before["reading"], tally, content, added.below_rating),
+            "reading": _reading(before["reading"], tally, content, added),
         }
         return write_manifest(folder, manifest)
 
@@ -160,6 +163,29 @@ def merged_options(base: Dataset, given: Mapping[str, Any]) -> PrepareOptions:
     return PrepareOptions(**options | {"growing": True})
 
 
+def check_columns(base: Dataset, source: Source, options: PrepareOptions) -> None:
+    """Raise an error unless a source says the same of its events as a dataset's sources did."""
+    extra = (base.weight_offsets, base.session_places, base.shown)
+    there = bool(base.context_features) or any(each is not None for each in extra)
+    if there and not (base.path / COLUMNS).is_file():
+        raise DataError(
+            f"{base.path} does not keep what further days need of its weights, context, sessions "
+            "or impressions: prepare it with --growing"
+        )
+    had, given = read_described(base.path), described_columns(source, options)
+    for name in sorted({*had, *given}):
+        if had.get(name) != given.get(name):
+            raise ConfigError(
+                f"{base.path} was prepared with {name} {_said(had, name)}, got "
+                f"{_said(given, name)}: name the same columns of events"
+            )
+
+
+def _said(columns: dict[str, Any], name: str) -> str:
+    value = columns.get(name)
+    return "none" if value is None else "from a column" if value is True else repr(value)
+
+
 def _merge_log(
     base: Dataset,
     source: Source,
@@ -169,16 +195,21 @@ def _merge_log(
     progress: Progress,
 ) -> SortedLog:
     """Write the sequences of a dataset and a source, and what the minimum counts left out."""
-    rest = read_rest(base.path) if (base.path / FOLDER).is_dir() else None
     staging = folder / "staging"
     staging.mkdir()
-    log = StagedLog(staging)
+    columns = event_columns(source, options, staging)
+    for column in columns:
+        column.resume(base.path)
+    staged = [column for column in columns if column.dtype is not None]
+    rest = read_rest(base.path, staged) if (base.path / FOLDER).is_dir() else None
+    kept = kept_columns(base.path, staged, len(base.items))
+    log = StagedLog(staging, columns)
     # Codes follow first appearance: users get their ids as codes, items theirs less one.
     log.user_codes.encode(pl.Series(base.user_keys(range(base.num_users)), dtype=pl.String))
     log.item_codes.encode(pl.Series(base.item_keys(range(1, base.num_items + 1)), dtype=pl.String))
     if rest is not None:
-        log.append(*rest)
-    log, given_split, below_rating, _ = read_log(source, log, tally, options, progress)
+        log.append(rest.users, rest.items, rest.times, *rest.columns)
+    log, given_split, below_rating, other_events = read_log(source, log, tally, options, progress)
     if given_split is not None:
         raise DataError(f"{source.name} brings a split of its users, so it cannot be added")
     progress("filtering", 0, None)
@@ -192,26 +223,30 @@ def _merge_log(
     )
     numbering = number_further_keys(frequent, np.diff(base.offsets), base.num_items)
     items, times = (ArrayReader(base.path / f"{name}.npy") for name in ("items", "times"))
-    written = Written(np.asarray(base.offsets), items, times)
+    written = Written(np.asarray(base.offsets), items, times, kept)
+    item_keys = log.item_codes.keys.gather(numbering.item_codes)
+    match_items(log.columns, item_keys)
     offsets = write_sequences(log, numbering, folder, options, progress, written)
-    write_rest(folder, log, numbering)
+    write_rest(folder, log, numbering, described_columns(source, options))
     shutil.rmtree(staging)
     dropped = frequent.dropped_by_item + frequent.dropped_by_user
-    kept = int(offsets[-1])
+    rows = int(offsets[-1])
     return SortedLog(
         offsets=offsets,
-        item_keys=log.item_codes.keys.gather(numbering.item_codes),
+        item_keys=item_keys,
         user_keys=log.user_codes.keys.gather(numbering.user_codes),
         bounds=numbering.bounds,
         below_rating=below_rating,
         accounting={
-            "staged": kept + dropped,
+            "staged": rows + dropped,
             "dropped_by_item": frequent.dropped_by_item,
             "dropped_by_user": frequent.dropped_by_user,
             "dropped_cold": 0,
-            "kept": kept,
+            "kept": rows,
             "filter_rounds": frequent.rounds,
         },
+        other_events=other_events,
+        context=write_context_schema(folder, log.columns),
     )
 
 
@@ -257,7 +292,7 @@ def _table(
 
 
 def _reading(
-    before: dict[str, Any], tally: Tally, content: Tally, below_rating: int
+    before: dict[str, Any], tally: Tally, content: Tally, added: SortedLog
 ) -> dict[str, Any]:
     """The manifest's account of all lines that were ever read."""
 
@@ -270,7 +305,8 @@ def _reading(
     return {
         "lines": before["lines"] + tally.lines,
         "bad_lines": total("bad_lines", tally.bad),
-        "below_rating": before["below_rating"] + below_rating,
+        "below_rating": before["below_rating"] + added.below_rating,
+        "other_events": before.get("other_events", 0) + added.other_events,
         "bad_content_lines": total("bad_content_lines", content.bad),
         "notes": [*tally.notes, *content.notes],
     }

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from crossbatch.data.dataset.arrays import ArrayWriter, range_positions
+from crossbatch.data.dataset.arrays import ArrayWriter, map_array, range_positions
 from crossbatch.data.dataset.encoders import Encoded, Encoder, clean_text, fit
-from crossbatch.data.dataset.features import SCHEMA, save_encoder, schema_entry
+from crossbatch.data.dataset.features import (
+    SCHEMA,
+    read_encoders,
+    save_encoder,
+    schema_entry,
+)
+from crossbatch.data.dataset.string_table import StringTable, write_strings
+from crossbatch.data.prepare.rest import FOLDER as REST
 from crossbatch.data.prepare.staged_log import KeyCodes
 from crossbatch.data.readers.source import CLOCK, Column
 from crossbatch.errors import ConfigError, DataError
@@ -65,11 +72,19 @@ class ContextColumn:
     def __init__(self, number: int, column: Column) -> None:
         self.name, self.stem, self.column = f"context{number}", f"{number:02d}", column
         self.encoder = Encoder("categorical", {})
+        self.earlier: Encoder | None = None  # of the days before: its numbers keep their meaning
         self.num_values = self.present = self.rows = 0
 
     def staged(self, frame: pl.DataFrame) -> np.ndarray:
         """Return the numbers of usable rows of the log.  `[n]`, `dtype`."""
         raise NotImplementedError
+
+    def keep(self, dataset: Path) -> None:
+        """Write what further days need beside the encoder."""
+
+    def resume(self, dataset: Path) -> None:
+        """Read the encoder of the days before, and what was kept."""
+        self.earlier = read_encoders(dataset / FOLDER)[self.column.name]
 
     @contextmanager
     def writer(self, folder: Path, total: int) -> Iterator[Append]:
@@ -122,7 +137,8 @@ class NumericColumn(ContextColumn):
                 f"declare it as {self.column.name}:categorical"
             )
         std = float(np.sqrt(self._squares / max(self._count, 1))) or 1.0
-        self.encoder = Encoder("numeric", {"mean": float(self._mean), "std": std})
+        fitted = Encoder("numeric", {"mean": float(self._mean), "std": std})
+        self.encoder = self.earlier or fitted
         with ArrayWriter(path, np.float32, total, width=2) as array:
 
             def append(rows: np.ndarray) -> None:
@@ -156,13 +172,30 @@ class CodedColumn(ContextColumn):
         self._counts = counts
         return codes
 
+    def keep(self, dataset: Path) -> None:
+        """Write the values and how often each occurred."""
+        write_strings(dataset / REST, f"{self.name}.values", self._codes.keys)
+        np.save(dataset / REST / f"{self.name}.counts.npy", self._counts)
+
+    def resume(self, dataset: Path) -> None:
+        """Read the encoder of the days before, the values and their counts."""
+        super().resume(dataset)
+        values = StringTable(dataset / REST, f"{self.name}.values").tolist()
+        self._codes.encode(pl.Series(values, dtype=pl.String))
+        self._counts = np.array(map_array(dataset / REST / f"{self.name}.counts.npy"))
+        if len(self._counts) != len(values):
+            raise DataError(f"{dataset / REST} contradicts itself: prepare the dataset again")
+
     def _encoded(self) -> Encoded:
         keys = self._codes.keys
-        self.encoder = fit(keys, self.column)
+        fitted = fit(keys, self.column)
         if self.column.kind == "categorical":  # by how often they occur, equals by their bytes
             table = pl.DataFrame({"value": keys, "count": self._counts})
             table = table.sort("count", "value", descending=[True, False])
-            self.encoder = Encoder("categorical", {}, table["value"])
+            fitted = Encoder("categorical", {}, table["value"])
+        self.encoder = fitted
+        if self.earlier is not None and fitted.vocabulary is not None:
+            self.encoder = self.earlier.with_values(fitted.vocabulary)
         return self.encoder.encode(keys)
 
     @contextmanager

@@ -6,7 +6,7 @@ interaction, and writes the sorted numbers to arrays of the dataset.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -44,6 +44,12 @@ class EventColumn(Protocol):
     def staged(self, frame: pl.DataFrame) -> np.ndarray:
         """Return the numbers of usable rows of the log.  `[n]`, `dtype`."""
 
+    def keep(self, dataset: Path) -> None:
+        """Write what further days need to know, beside the staged numbers, to its `rest`."""
+
+    def resume(self, dataset: Path) -> None:
+        """Continue from what `keep` wrote, before anything is staged."""
+
     def writer(self, folder: Path, total: int) -> AbstractContextManager[Append]:
         """Open the arrays of a dataset folder for `total` interactions."""
 
@@ -72,10 +78,25 @@ def event_columns(
         columns.append(sessions)
     if "impressions" in source.event_columns:
         columns.append(ImpressionColumn(staging))
+    elif source.shown is not None:
+        columns.append(ImpressionColumn(staging, source.shown))
     columns += context_columns(source.context, source.clock, sessions)
-    if columns and options.growing:
-        raise ConfigError(
-            "days cannot be added to a dataset with weights, context, sessions or impressions: "
-            "leave --growing out"
-        )
     return tuple(columns)
+
+
+def match_items(columns: Iterable[EventColumn], item_keys: pl.Series) -> None:
+    """Tell the columns that hold items which ids they have: keys of the items 1, 2 …."""
+    for column in columns:
+        if isinstance(column, ImpressionColumn):
+            column.match(item_keys)
+
+
+def described_columns(source: Source, options: PrepareOptions) -> dict[str, Any]:
+    """Return what a source says of its events, as plain values; further days must say the same."""
+    listed = ("event", "weight", "session", "impressions")
+    columns: dict[str, Any] = {name: name in source.event_columns for name in listed}
+    columns["impressions"] |= source.shown is not None
+    columns["session_gap"] = options.session_gap
+    columns["context"] = {column.name: column.kind for column in source.context}
+    columns["clock"] = list(source.clock)
+    return {name: value for name, value in columns.items() if value}

@@ -1,4 +1,8 @@
-"""Impressions: items that were shown with the one that was chosen, as a column of the log."""
+"""Impressions: items that were shown with the one that was chosen.
+
+They are lists in a column of the log, or come from a second file, which says what was shown in
+answer to a request; a column of requests in both joins them.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from crossbatch.data.dataset.arrays import ArrayWriter, offsets_of, range_positions
+from crossbatch.data.dataset.arrays import PIECE, ArrayReader, ArrayWriter, offsets_of, pieces
+from crossbatch.data.dataset.string_table import StringTable, write_strings
+from crossbatch.data.prepare.rest import FOLDER
+from crossbatch.data.prepare.shown_lists import ShownFile, coded_lists, read_lists
 from crossbatch.data.prepare.staged_log import KeyCodes
+from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from crossbatch.data.prepare.event_columns import Append
-
-SEPARATOR = "|"  # of a column of plain strings
 
 
 class ImpressionColumn:
@@ -28,31 +34,51 @@ class ImpressionColumn:
 
     Args:
         folder: Where lists are staged; it is made when the first one comes.
+        second_file: Gives the frames of a second file, where the log has no lists itself.
     """
 
     name, dtype = "impressions", np.int64
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, second_file: Callable[[], Iterator[pl.DataFrame]] | None = None
+    ) -> None:
         self._path, self._end, self._codes = folder / "lists.staged", 0, KeyCodes()
+        self._second_file = second_file
+        self._file: ShownFile | None = None
         self._item_ids = np.zeros(0, dtype=np.int32)
 
     def staged(self, frame: pl.DataFrame) -> np.ndarray:
         """Return where each row's list begins.  `[n]`, int64."""
-        column = frame["impressions"]
-        if column.dtype != pl.List:
-            column = column.cast(pl.String).str.split(SEPARATOR)
-        lists = column.cast(pl.List(pl.String)).fill_null([])
-        keys = lists.list.explode(empty_as_null=False).fill_null("").str.strip_chars()
-        lengths = lists.list.len().to_numpy().astype(np.int64)
-        starts = offsets_of(lengths + 1)
-        staged = np.empty(starts[-1], dtype=np.int32)
-        inside, _ = range_positions(starts[:-1] + 1, starts[1:])
-        staged[inside] = self._codes.encode(keys)
-        staged[starts[:-1]] = lengths
+        if self._second_file is None:
+            lists = coded_lists(frame["impressions"], self._codes)
+        else:
+            if self._file is None:
+                self._file = ShownFile(self._path.parent, self._second_file(), self._codes)
+            lists = self._file.find(frame["request"])
+        staged, starts = lists.with_lengths()
         with self._path.open("ab") as file:
             file.write(staged.data)
         begin, self._end = self._end, self._end + len(staged)
         return begin + starts[:-1]
+
+    def keep(self, dataset: Path) -> None:
+        """Write the lists as they were, items that the dataset lacks included."""
+        place = dataset / FOLDER
+        write_strings(place, "shown_keys", self._codes.keys)
+        with ArrayWriter(place / "shown_lists.npy", np.int32, self._end) as array:
+            for first in range(0, self._end, PIECE):
+                array.append(np.fromfile(self._path, np.int32, PIECE, offset=4 * first))
+
+    def resume(self, dataset: Path) -> None:
+        """Continue the lists of the days before."""
+        place = dataset / FOLDER
+        keys = StringTable(place, "shown_keys").tolist()
+        self._codes.encode(pl.Series(keys, dtype=pl.String))
+        lists = ArrayReader(place / "shown_lists.npy")
+        with self._path.open("ab") as file:
+            for piece in pieces(lists, PIECE):
+                file.write(piece.data)
+        self._end = len(lists)
 
     def match(self, item_keys: pl.Series) -> None:
         """Learn the ids of items: `item_keys` are the keys of the items 1, 2 …."""
@@ -65,7 +91,6 @@ class ImpressionColumn:
     @contextmanager
     def writer(self, folder: Path, total: int) -> Iterator[Append]:
         """Write the ids of the shown items, and where those of each interaction begin."""
-        staged = np.memmap(self._path, np.int32, "r")
         with (
             ArrayWriter(folder / "shown_items.npy", np.int32, None) as items,
             ArrayWriter(folder / "shown_offsets.npy", np.int64, total + 1) as offsets,
@@ -75,12 +100,11 @@ class ImpressionColumn:
 
             def append(rows: np.ndarray) -> None:
                 nonlocal last
-                begins = rows["impressions"] + 1
-                positions, bounds = range_positions(begins, begins + staged[begins - 1])
-                ids = self._item_ids[staged[positions]]
-                known = offsets_of(ids > 0)[
-                    bounds
-                ]  # items that are not in the dataset are left out
+                codes, lengths = read_lists(self._path, rows["impressions"])
+                if len(codes) and not 0 <= codes.min() <= codes.max() < len(self._item_ids):
+                    raise DataError("impressions are out of range: prepare the dataset again")
+                ids = self._item_ids[codes]  # 0 of items that are not in the dataset
+                known = offsets_of(ids > 0)[offsets_of(lengths)]
                 items.append(ids[ids > 0])
                 offsets.append(last + known[1:])
                 last += int(known[-1])

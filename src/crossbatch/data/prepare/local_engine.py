@@ -12,8 +12,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossbatch.data.prepare.context_columns import write_context_schema
-from crossbatch.data.prepare.event_columns import event_columns
-from crossbatch.data.prepare.impressions import ImpressionColumn
+from crossbatch.data.prepare.event_columns import (
+    described_columns,
+    event_columns,
+    match_items,
+)
 from crossbatch.data.prepare.numbering import keep_frequent, number_keys, with_counted_lengths
 from crossbatch.data.prepare.options import PrepareOptions
 from crossbatch.data.prepare.rest import write_rest
@@ -60,12 +63,10 @@ def sort_log(
     if options.cold_items:
         numbering = with_counted_lengths(numbering, log)
     item_keys = log.item_codes.keys.gather(numbering.item_codes)
-    for column in log.columns:
-        if isinstance(column, ImpressionColumn):
-            column.match(item_keys)
+    match_items(log.columns, item_keys)
     offsets = write_sequences(log, numbering, folder, options, progress)
     if options.growing:
-        write_rest(folder, log, numbering)
+        write_rest(folder, log, numbering, described_columns(source, options))
     shutil.rmtree(staging)
     return SortedLog(
         offsets=offsets,

@@ -1,27 +1,35 @@
-"""Interactions that the minimum counts left out, kept in a dataset that days are added to.
+"""What a dataset that days are added to keeps for them.
 
 An item of four interactions may get its fifth tomorrow.  `append` then needs the first four, and
-the log that they came from is not read again.
+the log that they came from is not read again.  Nor is it for weights, sessions, impressions and
+context: the numbers that were staged of them are kept, those of all interactions of the dataset in
+the order of its sequences (`kept/`), and those of the interactions that were left out.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from crossbatch.data.dataset.arrays import ArrayWriter, map_array
+from crossbatch.data.dataset.arrays import ArrayReader, ArrayWriter, map_array
 from crossbatch.data.dataset.string_table import StringTable, write_strings
 from crossbatch.errors import DataError
+from crossbatch.files import read_document, write_document
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from crossbatch.data.prepare.event_columns import Append, EventColumn
     from crossbatch.data.prepare.numbering import Numbering
     from crossbatch.data.prepare.staged_log import KeyCodes, StagedLog
 
 FOLDER = "rest"
+KEPT = f"{FOLDER}/kept"
+COLUMNS = f"{FOLDER}/columns.json"
 
 
 class Rest(NamedTuple):
@@ -30,12 +38,58 @@ class Rest(NamedTuple):
     users: pl.Series  # [n] original keys
     items: pl.Series  # [n] original keys
     times: np.ndarray  # [n] int64, microseconds
+    columns: tuple[np.ndarray, ...]  # [n] what was staged of each event column
 
 
-def write_rest(folder: Path, log: StagedLog, numbering: Numbering) -> None:
-    """Write the interactions of a log that were not kept, their keys once each."""
-    place = folder / FOLDER
-    place.mkdir()
+@contextmanager
+def kept_writer(dataset: Path, columns: Sequence[EventColumn], total: int) -> Iterator[Append]:
+    """Write the staged numbers of a dataset's interactions, in the order of its sequences."""
+    place = dataset / KEPT
+    place.mkdir(parents=True)
+    with ExitStack() as stack:
+        arrays = {
+            column.name: stack.enter_context(
+                ArrayWriter(place / f"{column.name}.npy", column.dtype, total)
+            )
+            for column in columns
+            if column.dtype is not None
+        }
+
+        def append(rows: np.ndarray) -> None:
+            for name, array in arrays.items():
+                array.append(rows[name])
+
+        yield append
+
+
+def kept_columns(dataset: Path, columns: Sequence[EventColumn], total: int) -> list[ArrayReader]:
+    """Open what `kept_writer` wrote.
+
+    Raises:
+        DataError: If an array does not fit the interactions.
+    """
+    readers = []
+    for column in columns:
+        path = dataset / KEPT / f"{column.name}.npy"
+        array = map_array(path)
+        if array.shape != (total,) or array.dtype != column.dtype:
+            raise DataError(f"{path} does not fit the dataset: prepare it again")
+        readers.append(ArrayReader(path))
+    return readers
+
+
+def write_rest(
+    dataset: Path, log: StagedLog, numbering: Numbering, described: dict[str, Any]
+) -> None:
+    """Write the interactions of a log that were not kept, their keys once each.
+
+    `described` are the event columns of the log, which those of further days must equal.
+    """
+    place = dataset / FOLDER
+    place.mkdir(exist_ok=True)
+    write_document(dataset / COLUMNS, described)
+    for column in log.columns:
+        column.keep(dataset)
     used_users = np.zeros(len(log.user_codes), dtype=bool)
     used_items = np.zeros(len(log.item_codes), dtype=bool)
     total = 0
@@ -45,27 +99,32 @@ def write_rest(folder: Path, log: StagedLog, numbering: Numbering) -> None:
         total += int(left.sum())
     user_rows = _write_keys(place, "user_keys", log.user_codes, used_users)
     item_rows = _write_keys(place, "item_keys", log.item_codes, used_items)
-    with (
-        ArrayWriter(place / "users.npy", np.int32, total) as users,
-        ArrayWriter(place / "items.npy", np.int32, total) as items,
-        ArrayWriter(place / "times.npy", np.int64, total) as times,
-    ):
+    with ExitStack() as stack:
+
+        def opened(name: str, dtype: Any) -> ArrayWriter:
+            return stack.enter_context(ArrayWriter(place / f"{name}.npy", dtype, total))
+
+        users, items = opened("users", np.int32), opened("items", np.int32)
+        times = opened("times", np.int64)
+        columns = {column.name: opened(column.name, column.dtype) for column in log.staged_columns}
         for chunk in log.chunks():
             left = ~numbering.kept(chunk)[2]
             users.append(user_rows[chunk.users[left]])
             items.append(item_rows[chunk.items[left]])
             times.append(chunk.times[left])
+            for name, array in columns.items():
+                array.append(chunk.columns[name][left])
 
 
-def read_rest(folder: Path) -> Rest:
-    """Read what `write_rest` wrote.
+def read_rest(dataset: Path, columns: Sequence[EventColumn] = ()) -> Rest:
+    """Read what `write_rest` wrote of interactions and their event columns.
 
     Raises:
         DataError: If the arrays contradict each other.
     """
-    place = folder / FOLDER
+    place = dataset / FOLDER
     times = map_array(place / "times.npy")
-    columns = []
+    keys = []
     for name in ("user", "item"):
         rows = map_array(place / f"{name}s.npy")
         table = StringTable(place, f"{name}_keys")
@@ -73,8 +132,18 @@ def read_rest(folder: Path) -> Rest:
         fits &= times.dtype == np.int64 and times.ndim == 1
         if not fits or (len(rows) and not 0 <= rows.min() <= rows.max() < len(table)):
             raise DataError(f"{place} contradicts itself: prepare the dataset again")
-        columns.append(pl.Series(table.tolist(), dtype=pl.String).gather(rows))
-    return Rest(columns[0], columns[1], np.array(times))
+        keys.append(pl.Series(table.tolist(), dtype=pl.String).gather(rows))
+    staged = [map_array(place / f"{column.name}.npy") for column in columns]
+    for column, array in zip(columns, staged, strict=True):
+        if array.shape != times.shape or array.dtype != column.dtype:
+            raise DataError(f"{place} contradicts itself: prepare the dataset again")
+    return Rest(keys[0], keys[1], np.array(times), tuple(map(np.array, staged)))
+
+
+def read_described(dataset: Path) -> dict[str, Any]:
+    """Return the event columns of a growing dataset, as `write_rest` was told; or none."""
+    path = dataset / COLUMNS
+    return read_document(path, "prepare the dataset again") if path.is_file() else {}
 
 
 def _write_keys(place: Path, name: str, codes: KeyCodes, used: np.ndarray) -> np.ndarray:

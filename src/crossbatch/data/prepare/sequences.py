@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from crossbatch.data.dataset.arrays import ArrayReader, ArrayWriter, offsets_of, user_runs
+from crossbatch.data.prepare.rest import kept_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from crossbatch.data.prepare.numbering import Numbering
@@ -46,14 +47,19 @@ class Written(NamedTuple):
     offsets: np.ndarray  # [num_users + 1] int64
     items: ArrayReader  # int32
     times: ArrayReader  # int64
+    columns: Sequence[ArrayReader] = ()  # what was staged of each event column
 
-    def rows(self, run: slice) -> np.ndarray:
-        """Return the interactions of a run of users as `ROW`; a tie is the place in the order."""
+    def rows(self, run: slice, row: np.dtype) -> np.ndarray:
+        """Return the interactions of a run of users as `row`; a tie is the place in the order."""
         run = slice(*run.indices(len(self.offsets) - 1))
         if run.start >= run.stop:
-            return np.empty(0, ROW)
+            return np.empty(0, row)
         start, end = int(self.offsets[run.start]), int(self.offsets[run.stop])
-        rows = np.empty(end - start, ROW)
+        rows = np.empty(end - start, row)
+        for name, column in zip(
+            (row.names or ())[len(ROW.names or ()) :], self.columns, strict=True
+        ):
+            rows[name] = column[start:end]
         lengths = np.diff(self.offsets[run.start : run.stop + 1])
         rows["user"] = np.repeat(np.arange(run.start, run.stop), lengths)
         rows["item"], rows["time"] = self.items[start:end], self.times[start:end]
@@ -75,8 +81,8 @@ def write_sequences(
     Interactions of `written` sequences are merged in by time; of one moment they come first.
     """
     offsets = offsets_of(numbering.lengths)
-    staged = [column for column in log.columns if column.dtype is not None]
-    row = np.dtype([*ROW.descr, *((column.name, column.dtype) for column in staged)])
+    more = ((column.name, column.dtype) for column in log.staged_columns)
+    row = np.dtype([*ROW.descr, *more])
     runs = user_runs(offsets, BUCKET_ROWS)
     buckets = [folder / f"bucket-{number}.tmp" for number in range(len(runs))]
     bounds = np.array([run.stop for run in runs])
@@ -101,7 +107,7 @@ def write_sequences(
             rows = np.fromfile(bucket, row)
             bucket.unlink()
             if written is not None:
-                rows = _merged(written.rows(run), rows, log, options)
+                rows = _merged(written.rows(run, row), rows, log, options)
             order = sort_order(rows["user"], rows["time"], rows["tie"])
             if appends:
                 rows = rows[order]
@@ -115,6 +121,8 @@ def write_sequences(
     total = int(offsets[-1])
     with ExitStack() as stack:
         appends = [stack.enter_context(column.writer(folder, total)) for column in log.columns]
+        if options.growing:
+            appends.append(stack.enter_context(kept_writer(folder, log.columns, total)))
         save_sequences(folder, offsets, ordered())
     return offsets
 

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import ArrayWriter
+from crossbatch.data.dataset.string_table import key_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,17 @@ class SessionColumn:
 
     def staged(self, frame: pl.DataFrame) -> np.ndarray:
         """Return a hash of each row's session.  `[n]`, uint64."""
-        return frame["session"].cast(pl.String).hash(seed=0).to_numpy()
+        sessions = frame["session"].cast(pl.String).fill_null("")
+        # a hash that never changes, for days that are added later must know it again
+        distinct = sessions.unique()
+        hashes = pl.Series(key_hashes(distinct.to_list()), dtype=pl.UInt64)
+        return sessions.replace_strict(distinct, hashes, return_dtype=pl.UInt64).to_numpy()
+
+    def keep(self, dataset: Path) -> None:
+        """Write nothing: the hashes of the interactions are kept."""
+
+    def resume(self, dataset: Path) -> None:
+        """Read nothing."""
 
     def places(self, rows: np.ndarray) -> np.ndarray:
         """Return the place of sorted interactions in their sessions, from 0.  `[n]`, int64."""

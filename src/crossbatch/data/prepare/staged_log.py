@@ -89,14 +89,14 @@ class StagedLog:
         self.item_counts = np.zeros(0, dtype=np.int64)  # interactions of each item code
         self.rows = 0
         self.columns = columns
-        self._staged = [column for column in columns if column.dtype is not None]
-        self._dtypes = DTYPES | {column.name: column.dtype for column in self._staged}
+        self.staged_columns = [column for column in columns if column.dtype is not None]
+        self._dtypes = DTYPES | {column.name: column.dtype for column in self.staged_columns}
         self._paths = [folder / f"{name}.staged" for name in self._dtypes]
         self._files = [path.open("wb") for path in self._paths]
 
     def append_rows(self, rows: pl.DataFrame) -> np.ndarray:
         """Add usable rows of a source and return their users' codes."""
-        columns = [column.staged(rows) for column in self._staged]
+        columns = [column.staged(rows) for column in self.staged_columns]
         return self.append(rows["user"], rows["item"], rows["time"].to_numpy(), *columns)
 
     def append(
@@ -124,7 +124,7 @@ class StagedLog:
                 np.fromfile(path, dtype, CHUNK_ROWS, offset=first * np.dtype(dtype).itemsize)
                 for path, dtype in zip(self._paths, self._dtypes.values(), strict=True)
             )
-            names = [column.name for column in self._staged]
+            names = [column.name for column in self.staged_columns]
             yield LogChunk(users, items, times, first, dict(zip(names, more, strict=True)))
 
 

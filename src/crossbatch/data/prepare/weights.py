@@ -9,7 +9,9 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import ArrayWriter
+from crossbatch.data.prepare.rest import FOLDER
 from crossbatch.errors import DataError
+from crossbatch.files import read_document, write_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 MOST_WEIGHT = 1e9
 FINE = 1_000_000  # weights that are no whole numbers are kept in millionths
+STATE = f"{FOLDER}/weight.json"
 MOST_TOTAL = 2.0**62  # of an int64 sum
 
 
@@ -61,6 +64,18 @@ class WeightColumn:
         self._whole &= bool((weights == np.rint(weights)).all())
         self._total += float(weights.sum())
         return weights
+
+    def keep(self, dataset: Path) -> None:
+        """Write whether all weights are whole numbers, and their sum."""
+        write_document(dataset / STATE, {"whole": self._whole, "total": self._total})
+
+    def resume(self, dataset: Path) -> None:
+        """Read what was kept."""
+        kept = read_document(dataset / STATE, "prepare the dataset again")
+        try:
+            self._whole, self._total = bool(kept["whole"]), float(kept["total"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{dataset / STATE} is broken ({error}): prepare it again") from None
 
     @contextmanager
     def writer(self, folder: Path, total: int) -> Iterator[Append]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossbatch.data.readers import amazon, comirec, movielens, recbole, table
 from crossbatch.data.readers.source import Reader, ReadOptions, reader_errors, with_clear_errors
 from crossbatch.data.readers.table_files import is_pattern
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.remote import local_path
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from crossbatch.data.readers.source import Source
 
 READERS = {
@@ -31,7 +33,8 @@ def open_source(
     """Return a raw log as a source.
 
     Args:
-        path: A file, a folder, a zip, or a pattern of files of a table.
+        path: A file, a folder, a zip, or a pattern of files of a table; also as a URL in an object
+            store.
         format_name: A name in `READERS`; by default it is detected.
         options: What the files do not say themselves.
 
@@ -39,12 +42,12 @@ def open_source(
         ConfigError: If the format is unknown or cannot be detected.
         DataError: If the files are missing or not of that format.
     """
-    path = Path(path)
+    options = (options or ReadOptions()).fetched()
+    path = local_path(path)
     if not path.exists() and not is_pattern(path):
         raise DataError(f"{path} does not exist")
     if not path.is_file() and not path.is_dir() and path.exists():
         raise DataError(f"{path} is a pipe or a device, which can be read once: save it as a file")
-    options = options or ReadOptions()
     # only the table format takes column names or a pattern
     named = GENERAL if (options.user and options.item) or is_pattern(path) else None
     name = format_name or named or detect_format(path)

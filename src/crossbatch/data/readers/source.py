@@ -16,6 +16,7 @@ import polars as pl
 
 from crossbatch.data.dataset.tokens import MAX_TOKENS
 from crossbatch.errors import ConfigError, DataError, out_of_memory
+from crossbatch.remote import local_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,6 +139,8 @@ class Source:
         expected_rows: Number of interactions where it is known, for progress.
         event_columns: Which of `event` (its kind), `weight`, `session` and `impressions` (lists of
             items that were shown) the frames have.
+        shown: `shown()` yields frames of a second file of impressions, with columns `request` and
+            `impressions`; the log's frames have a column `request` then.
         context: Context columns of events; the frames have a column `context.NAME` of each.
         clock: Context that times tell, names in `CLOCK`.
     """
@@ -156,6 +159,7 @@ class Source:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     expected_rows: int | None = None
     event_columns: tuple[str, ...] = ()
+    shown: Callable[[], Iterator[pl.DataFrame]] | None = None
     context: tuple[Column, ...] = ()
     clock: tuple[str, ...] = ()
 
@@ -195,6 +199,9 @@ class ReadOptions:
         weight: Column of the events' weights.
         session: Column of the events' sessions.
         impressions: Column of the items that were shown with each event: lists, or text with `|`.
+        impressions_file: File that has this column, where the log has not: a row for each list, or
+            several, in parts or one.
+        request: Column of both files that says which list belongs to an event.
         context: Context columns of the log.
         clock: Context that times tell, names in `CLOCK`.
         time_unit: "auto", "s", "ms", "us", "ns" or "order".
@@ -213,6 +220,8 @@ class ReadOptions:
     weight: str | None = None
     session: str | None = None
     impressions: str | None = None
+    impressions_file: Path | str | None = None
+    request: str | None = None
     context: tuple[Column, ...] = ()
     clock: tuple[str, ...] = ()
     time_unit: str | None = None
@@ -222,11 +231,30 @@ class ReadOptions:
     item_columns: tuple[Column, ...] | None = None
     user_columns: tuple[Column, ...] | None = None
 
+    def __post_init__(self) -> None:
+        given = {
+            name: getattr(self, name) for name in ("impressions", "impressions_file", "request")
+        }
+        if (self.impressions_file or self.request) and None in given.values():
+            missing = next(name for name, value in given.items() if value is None)
+            raise ConfigError(
+                "impressions of a second file need --impressions COLUMN, --impressions-file FILE "
+                f"and --request COLUMN (of both files), got no {missing}"
+            )
+
+    def fetched(self) -> ReadOptions:
+        """The options with local copies of the files that are in an object store."""
+        files = {name: getattr(self, name) for name in ("items", "users", "impressions_file")}
+        found: dict[str, Any] = {
+            name: local_path(at) for name, at in files.items() if at is not None
+        }
+        return replace(self, **found)
+
     @property
     def event_columns(self) -> dict[str, str]:
         """The columns that say more of each interaction, from our names to the log's."""
-        names = ("event", "weight", "session", "impressions")
-        named = {name: getattr(self, name) for name in names}
+        lists = "impressions" if self.impressions_file is None else "request"
+        named = {name: getattr(self, name) for name in ("event", "weight", "session", lists)}
         named |= {f"context.{column.name}": column.name for column in self.context}
         return {ours: theirs for ours, theirs in named.items() if theirs is not None}
 

@@ -64,9 +64,10 @@ def open_source(path: Path, options: ReadOptions) -> Source:
     title = options.title or ("title" if "title" in names else None)
     wanted = sorted(names | {title} if title else names)
     user_names = sorted(column.name for column in user_columns)
+    shown = _shown_files(options)
     return Source(
         format="table",
-        files=tuple(file for file in (*logs, items, users) if file is not None),
+        files=tuple(file for file in (*logs, items, users, *shown) if file is not None),
         batches=lambda tally: _batches(parts, columns, tally),
         parts=parts if "time" in columns else (),  # else a row's time is its place in the whole log
         time_unit="order" if options.time == "none" else options.time_unit or "auto",
@@ -77,6 +78,7 @@ def open_source(path: Path, options: ReadOptions) -> Source:
         title=title if items else None,
         expected_rows=_rows(logs),
         event_columns=tuple(options.event_columns),
+        shown=partial(_shown, shown, options) if shown else None,
         context=options.context,
         clock=options.clock,
     )
@@ -142,6 +144,30 @@ def _columns(log: Path, options: ReadOptions) -> dict[str, str]:
                 f"are {', '.join(names)}"
             )
     return columns | options.event_columns
+
+
+def _shown_files(options: ReadOptions) -> list[Path]:
+    """Return the parts of the second file of impressions, if there is one."""
+    if options.impressions_file is None:
+        return []
+    files = data_files(Path(options.impressions_file))
+    names = part_columns(files[0])
+    for option in ("impressions", "request"):
+        if (wanted := getattr(options, option)) not in names:
+            raise ConfigError(
+                f"{files[0].name} has no column {wanted!r} for --{option}; its columns are "
+                f"{', '.join(names)}"
+            )
+    return files
+
+
+def _shown(files: list[Path], options: ReadOptions) -> Iterator[pl.DataFrame]:
+    """Yield the lists of the second file; lines that cannot be read are an error."""
+    columns = {"request": str(options.request), "impressions": str(options.impressions)}
+    tally = Tally(0)
+    for file in files:
+        yield from _frames(file, columns, tally)
+        tally.check()
 
 
 def _batches(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from crossbatch.data.readers.source import Tally
 
 
+IDS = ("user", "item")
 NUMBERS = ("time", "rating", "weight")
 
 
@@ -143,17 +144,22 @@ def read_json_lines(path: Path, columns: Mapping[str, str], tally: Tally) -> Ite
     first = first_object(path)
     require_names(path, columns.values(), first, "field")
     # ids are strings even where they look like numbers: 7 and "7" are one user
-    schema = {
-        theirs: pl.Float64 if ours in NUMBERS and type(first[theirs]) in (int, float) else pl.String
-        for ours, theirs in columns.items()
-    }
+    schema = {theirs: _json_type(ours, first[theirs]) for ours, theirs in columns.items()}
     chosen = [pl.col(theirs).alias(ours) for ours, theirs in columns.items()]
-    ids = [theirs for ours, theirs in columns.items() if ours in ("user", "item")]
+    ids = [theirs for ours, theirs in columns.items() if ours in IDS]
     names = "|".join(re.escape(json.dumps(name)) for name in ids)
     no_id = re.compile(rf"(?:{names})\s*:\s*[\[{{tf]".encode())  # a list, an object, true or false
     for block in line_blocks(path):
         exact = no_id.search(block) is None  # polars would make text of them
         yield parse_block(block, schema, tally, ids, exact=exact).select(chosen)
+
+
+def _json_type(ours: str, value: Any) -> pl.DataType:
+    if ours in IDS:
+        return pl.String()
+    if isinstance(value, list):
+        return pl.List(pl.String)
+    return pl.Float64() if ours in NUMBERS and type(value) in (int, float) else pl.String()
 
 
 def parse_block(
@@ -174,10 +180,16 @@ def parse_block(
     except pl.exceptions.PolarsError:
         pass
     rows = [row for line in block.splitlines() if (row := _parse(line, ids, tally)) is not None]
-    values = {name: [row.get(name) for row in rows] for name in schema}
-    columns = {n: [None if v is None else str(v) for v in each] for n, each in values.items()}
-    frame = pl.DataFrame(columns, schema=dict.fromkeys(schema, pl.String))
-    return frame.select(pl.col(name).cast(kind, strict=False) for name, kind in schema.items())
+    columns = []
+    for name, kind in schema.items():
+        values = [row.get(name) for row in rows]
+        if kind == pl.List:
+            lists = [[str(v) for v in each] if isinstance(each, list) else None for each in values]
+            columns.append(pl.Series(name, lists, dtype=pl.List(pl.String)))
+        else:
+            text = pl.Series(name, [None if v is None else str(v) for v in values], dtype=pl.String)
+            columns.append(text.cast(kind, strict=False))
+    return pl.DataFrame(columns)
 
 
 def first_object(path: Path) -> dict[str, Any]:

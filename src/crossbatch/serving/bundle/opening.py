@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from crossbatch.data.dataset.features import encode_table
 from crossbatch.data.dataset.string_table import KeyIndex, StringTable, sorted_hashes, write_strings
 from crossbatch.files import read_document
 from crossbatch.models.own_towers import CodeNotAllowedError
+from crossbatch.remote import local_path
 from crossbatch.retrieval import ExactIndex, IVFIndex
 from crossbatch.serving.bundle import core_graph
 from crossbatch.serving.bundle.manifest import (
@@ -46,6 +46,7 @@ from crossbatch.serving.recommender import Recommender
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -262,14 +263,14 @@ def open_bundle(path: Path | str, *, verify: bool = True) -> Bundle:
     """Open a bundle folder; nothing in it is ever unpickled or run.
 
     Args:
-        path: The folder.
+        path: The folder, or its URL in an object store.
         verify: Whether the large arrays are compared with their checksums and with each other too;
             their sizes and every smaller file always are.
 
     Raises:
         BundleError: If it is not a bundle, incomplete, altered, or of another format version.
     """
-    folder = Path(path)
+    folder = local_path(path)
     manifest = read_manifest(folder)
     try:
         verify_files(folder, manifest, everything=verify)

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from crossbatch.remote import local_path
 from crossbatch.serving import BundleError, open_bundle
 from crossbatch.serving.server.items import ItemFacts
 from crossbatch.serving.server.monitoring import log_event
@@ -136,6 +137,7 @@ def signature(path: Path) -> Signature:
 
 def _open(path: Path) -> Served:
     """Open, verify and warm what is at the path; again if it was replaced meanwhile."""
+    path = local_path(path)
     last: BundleError | None = None
     for attempt in range(ATTEMPTS):
         before = signature(path)

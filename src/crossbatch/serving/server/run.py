@@ -15,6 +15,7 @@ import uvicorn
 
 from crossbatch.errors import ConfigError
 from crossbatch.models import allow_code
+from crossbatch.remote import is_url
 from crossbatch.serving.server.app import API_PATHS, OPEN_PATHS, ShortCut, build_app
 from crossbatch.serving.server.connections import ANSWER_SECONDS, BoundedProtocol, connection_limit
 from crossbatch.serving.server.guard import MAX_HEAD_BYTES, Guard, is_loopback
@@ -97,6 +98,11 @@ def serve(path: Path, options: ServeOptions, *, compare: Path | None = None) -> 
     """
     if compare is None and (options.share or options.shadow):
         raise ConfigError("--share and --shadow need a second bundle: pass --compare BUNDLE")
+    if options.watch and is_url(path):
+        raise ConfigError(
+            f"--watch needs a folder of this machine, got {path}: leave it out, and send SIGHUP "
+            "after an upload"
+        )
     with _listen(options) as listening:
         if options.workers == 1:
             serve_socket(listening, path, options, compare)
