@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -121,6 +122,51 @@ def test_interests_are_counted_on_the_towers(dataset, recipe, tower, interests, 
     assert seen[0].interests == interests
 
 
+SMALL = Facts(32, 38_519, 1 / 12_500, normalized=True, table=True, steps=16_000)
+
+
+def test_a_deferred_bank_where_the_map_says_that_it_pays():
+    choice = decide(Costs(1.0, 0.2 / 300, 1e-9, deferred=2.75), SMALL, 1.2)
+    bank = {"capacity": 2432, "item_gradient": "deferred", "warmup_steps": 1600}
+    assert choice.sampler == {"name": "cross_batch"} | bank
+    assert "batches of 32 and 12,500 equally likely items gain" in choice.reason
+    assert decide(Costs(1.0, 0.2 / 300, 1e-9, deferred=4.1), SMALL, 1.2).sampler["name"] == "mixed"
+    few = replace(SMALL, num_items=100)
+    full = decide(Costs(1.0, 1e-9, 1e-9, deferred=2.75), few, 1.2)
+    assert full.sampler == {"name": "uniform", "num_negatives": 100}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch_size": 65},  # at 128 rows next to nothing is gained
+        {"collision": 1 / 2431},  # a news log has 524 equally likely items, and gains nothing
+        {"table": False},  # weights that items share suffer from late gradients
+        {"normalized": False},
+        {"interests": 2},
+        {"alone": False},
+    ],
+)
+def test_no_bank_where_the_map_has_no_gain(change):
+    assert auto_sampler.bank_pays(SMALL)
+    assert not auto_sampler.bank_pays(replace(SMALL, **change))
+
+
+def test_a_tower_with_content_or_layers_is_no_table(dataset, recipe):
+    bare = replace(recipe.model, item_features=[], item={})
+    assert auto_sampler.is_table(build_towers(replace(recipe, model=bare), dataset))
+    deep = replace(bare, item={"hidden": [8]})
+    assert not auto_sampler.is_table(build_towers(replace(recipe, model=deep), dataset))
+    assert not auto_sampler.is_table(torch.nn.Linear(2, 2))
+
+
+def test_a_deferred_bank_is_timed_only_where_it_may_pay(dataset, recipe):
+    trainer = build_trainer(replace(recipe, sampler={"name": "in_batch"}), dataset)
+    timed = measure_costs(trainer, recipe, dataset, bank=True)
+    assert timed.in_batch < timed.deferred < math.inf
+    assert measure_costs(trainer, recipe, dataset).deferred == math.inf
+
+
 def test_a_small_catalogue_is_not_drawn_from_beyond_its_size():
     assert chosen(0.2 / 95, 1e-9, num_items=100, B=256).sampler["num_uniform"] <= 100
 
@@ -160,7 +206,7 @@ def test_the_share_of_later_items_is_counted(dataset, recipe, monkeypatch):
 def test_a_run_trains_with_the_loss_that_was_chosen(dataset, recipe, tmp_path, monkeypatch):
     """Resumed too: to the bit what a recipe gives that states the choice."""
     choice = SamplerChoice({"name": "in_batch"}, "", {}, {"mask_later": True})
-    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_: choice)
+    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_, **__: choice)
     auto, run = replace(recipe, sampler=AUTO), tmp_path / "auto"
     with pytest.raises(RuntimeError, match="killed"):
         fit(dataset, auto, run, probe=_killed_at(25))
@@ -243,7 +289,7 @@ def test_bug_a_changed_choice_was_accepted(dataset, recipe, tmp_path):
 def test_bug_a_run_that_lost_its_choice_took_another(dataset, recipe, tmp_path, monkeypatch):
     auto, run = replace(recipe, sampler=AUTO), tmp_path / "run"
     choices = (SamplerChoice({"name": "mixed", "num_uniform": count}, "", {}) for count in (5, 3))
-    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_: next(choices))
+    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_, **__: next(choices))
     with pytest.raises(RuntimeError, match="killed"):
         fit(dataset, auto, run, probe=_killed_at(25))
     (run / "config.json").unlink()

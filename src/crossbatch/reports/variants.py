@@ -25,7 +25,7 @@ SAMPLER_NAMES = {
     "auto": "Auto",
 }
 # CBNS as published and with the repaired item gradient are different methods: never one name.
-GRADIENT_NAMES = {"paper": "as published", "balanced": "balanced", "split": "split"}
+GRADIENT_NAMES = {"paper": "as published", "balanced": "balanced", "deferred": "deferred"}
 
 REFERENCE = "in_batch"
 # Where and how a run was kept, not what it learned.

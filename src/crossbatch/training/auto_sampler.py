@@ -6,7 +6,8 @@
 
 The rule spends a fixed share of an in-batch step's time (`budget`) on further negatives, and spends
 it where our measurements say that it gains most (docs/negatives.md): on every item of the catalogue
-if they fit; else, for one normalised vector per user, on uniform items with gradient (with dot
+if they fit; else, where batches are small and items are rows of a table, on a bank with deferred
+gradients, whatever the budget (docs/concepts/when-a-bank-pays.md); else, for one normalised vector per user, on uniform items with gradient (with dot
 products or several interests they mostly did harm), every few steps where most of their cost does
 not depend on their number; and on cached vectors only where encoding an item is too expensive for
 that. Where users like many of the batch's items, items that a user liked later are first removed
@@ -16,6 +17,7 @@ from its negatives.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -27,6 +29,7 @@ import torch
 
 from crossbatch.errors import DataError
 from crossbatch.files import SEAL, seal_is_broken
+from crossbatch.models import ItemTower
 from crossbatch.negatives import Candidates, CrossBatchSampler, Queries, known_positives_mask
 from crossbatch.queries import feature_rows
 from crossbatch.training.build import AUTO, build_sampler, build_trainer, draw_batches
@@ -55,6 +58,11 @@ SAFE_BANK = {
     "max_repeats": 1.0,
     "guard": True,
 }
+# Where the map says that a bank pays (benchmarks/bank_rule.py): batches of at most so many rows, and
+# at least as many equally likely items as the bank has rows; and what a step may cost then, in
+# in-batch steps: it gains more than in-batch sampling does in three times as many steps.
+BANK_BATCH, BANK_ROWS, BANK_BUDGET = 64, 2432, 4.0
+BANK_WARM_UP = 0.1  # of the steps
 # Timing.
 ROUNDS = 15  # the samplers are timed in turn, so that a busy machine slows all of them
 WARM_UP = 3  # first rounds, not counted
@@ -101,6 +109,9 @@ class Facts:
     normalized: bool  # whether vectors have length 1
     later: float = 0.0  # share of a batch's columns that the row's user likes later
     interests: int = 1  # vectors of a user
+    table: bool = False  # whether an item is a row of a table and shares no weights with others
+    steps: int = 0  # of the training
+    alone: bool = True  # whether one process trains
 
 
 def recorded_choice(folder: Path, config: Mapping[str, Any]) -> SamplerChoice | None:
@@ -123,13 +134,19 @@ def recorded_choice(folder: Path, config: Mapping[str, Any]) -> SamplerChoice | 
 
 
 def choose_sampler(
-    recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = None
+    recipe: Recipe,
+    dataset: Dataset,
+    model: torch.nn.Module | None = None,
+    *,
+    alone: bool = True,
 ) -> SamplerChoice:
-    """Measure the towers, the caller's `model` or those of the recipe, and choose."""
+    """Measure the towers, the caller's `model` or those of the recipe, and choose.
+
+    Deferred gradients are for a process that trains `alone`.
+    """
     budget = recipe.sampler.get("budget", AUTO["budget"])
     plain = replace(recipe, sampler={"name": "in_batch"})
     trainer = build_trainer(plain, dataset, copy.deepcopy(model))
-    costs = measure_costs(trainer, recipe, dataset)
     train = recipe.train
     q = dataset.sampling_law(train.min_history, train.sample_by, train.newest_days)
     facts = Facts(
@@ -139,8 +156,11 @@ def choose_sampler(
         recipe.model.normalize,
         later_share(recipe, dataset),
         _interests(trainer, recipe, dataset),
+        is_table(trainer.model),
+        train.max_steps,
+        alone,
     )
-    return decide(costs, facts, budget)
+    return decide(measure_costs(trainer, recipe, dataset, bank_pays(facts)), facts, budget)
 
 
 def decide(costs: Costs, facts: Facts, budget: float) -> SamplerChoice:
@@ -151,6 +171,8 @@ def decide(costs: Costs, facts: Facts, budget: float) -> SamplerChoice:
     uniform = {n: (n * spare - costs.any_uniform) / costs.per_uniform for n in INTERVALS}
     cached = (spare - costs.any_cached) / costs.per_cached
     sampler, choice = _affordable(uniform, cached, facts)
+    if sampler["name"] != "uniform" and costs.deferred <= BANK_BUDGET * costs.in_batch:
+        sampler, choice = _deferred_bank(costs, facts)
     measured = {
         "in_batch_ms": 1e3 * costs.in_batch,
         "any_uniform_us": 1e6 * costs.any_uniform,
@@ -196,6 +218,30 @@ def _affordable(
         choice = f"encoding items is too expensive, {capacity} cached vectors fit"
         return {"name": "cross_batch", "capacity": capacity} | SAFE_BANK, choice
     return {"name": "in_batch"}, "nothing more fits than the batch's own items"
+
+
+def bank_pays(facts: Facts) -> bool:
+    """Whether our map of batch sizes, towers and catalogues says that a bank gains."""
+    small = facts.batch_size <= BANK_BATCH and 1 / facts.collision >= BANK_ROWS
+    return small and facts.table and facts.normalized and facts.interests == 1 and facts.alone
+
+
+def _deferred_bank(costs: Costs, facts: Facts) -> tuple[dict[str, Any], str]:
+    times = costs.deferred / costs.in_batch
+    choice = (
+        f"little is possible, but batches of {facts.batch_size} and {1 / facts.collision:,.0f} "
+        f"equally likely items gain from {BANK_ROWS} cached vectors more than their {times:.2g} "
+        "times the step cost"
+    )
+    options = {"capacity": BANK_ROWS, "item_gradient": "deferred"}
+    warm_up = {"warmup_steps": int(BANK_WARM_UP * facts.steps)}
+    return {"name": "cross_batch"} | options | warm_up, choice
+
+
+def is_table(model: object) -> bool:
+    """Whether a model's item tower is nothing but a row for each item."""
+    tower = getattr(model, "item_tower", None)
+    return isinstance(tower, ItemTower) and tower.layers is None
 
 
 def _against_uniform(facts: Facts) -> str:
@@ -250,15 +296,19 @@ class Costs:
     any_uniform: float = 0.0  # fixed cost of having any
     any_cached: float = 0.0
     masking: float = 0.0  # of later items
+    deferred: float = math.inf  # a whole step with a bank and deferred gradients
 
 
-def measure_costs(trainer: Trainer, recipe: Recipe, dataset: Dataset) -> Costs:
-    """Time in-batch, uniform and cached columns; the trainer's towers are trained by that."""
+def measure_costs(trainer: Trainer, recipe: Recipe, dataset: Dataset, bank: bool = False) -> Costs:
+    """Time in-batch, uniform and cached columns, and a deferred `bank` if it is asked for.
+
+    The trainer's towers are trained by that.
+    """
     B = recipe.train.batch_size
     device = trainer.log_temperature.device
     samplers = {
         name: build_sampler(replace(recipe, sampler=options), dataset).to(device)
-        for name, options in _probes(B, dataset.num_items).items()
+        for name, options in _probes(B, dataset.num_items, bank).items()
     }
     batches = draw_batches(recipe.train, dataset, later=True)
     taken: dict[str, list[float]] = {name: [] for name in samplers}
@@ -277,7 +327,8 @@ def measure_costs(trainer: Trainer, recipe: Recipe, dataset: Dataset) -> Costs:
     any_cached, per_cached = _line(base, (few, seconds["few_cached"]), (many, seconds["cached"]))
     drawing = _drawing_seconds(recipe, dataset, True) - _drawing_seconds(recipe, dataset, False)
     masking = max(seconds["masked"] - base + drawing, 0.0)
-    return Costs(base, per_uniform, per_cached, any_uniform, any_cached, masking)
+    deferred = seconds.get("deferred", math.inf)
+    return Costs(base, per_uniform, per_cached, any_uniform, any_cached, masking, deferred)
 
 
 def _line(base: float, few: tuple[int, float], many: tuple[int, float]) -> tuple[float, float]:
@@ -317,11 +368,12 @@ def _fill(sampler: CrossBatchSampler, item_ids: Tensor) -> None:
         sampler.observe(Candidates(vectors, item_ids, sampler.log_q(item_ids)))
 
 
-def _probes(B: int, num_items: int) -> Mapping[str, dict[str, Any]]:
+def _probes(B: int, num_items: int, deferred: bool) -> Mapping[str, dict[str, Any]]:
     few, many = (min(max(1, int(share * B)), num_items) for share in UNIFORM_PROBES)
     bank = {"name": "cross_batch", "item_gradient": "balanced", "warmup_steps": 0}
     few_cached, many_cached = ({"capacity": int(share * B)} for share in CACHED_PROBES)
-    return {
+    late = bank | {"item_gradient": "deferred", "capacity": BANK_ROWS}
+    return ({"deferred": late} if deferred else {}) | {
         "in_batch": {"name": "in_batch"},
         "masked": {"name": "in_batch"},
         "few": {"name": "mixed", "num_uniform": few},

@@ -208,7 +208,8 @@ def _restored(
 def _chosen_once(plan: Plan, folder: RunFolder) -> SamplerChoice:
     """What an `"auto"` sampler stands for, chosen by the first session of a run."""
     choice = recorded_choice(folder.path, folder.config())
-    choice = choice or choose_sampler(plan.recipe, plan.dataset, plan.model)
+    alone = plan.ranks is None
+    choice = choice or choose_sampler(plan.recipe, plan.dataset, plan.model, alone=alone)
     if plan.ranks is not None:  # each rank has measured for itself
         choice = plan.ranks.collect_objects(choice)[0]
     plan.progress.say(str(choice))
