@@ -17,6 +17,7 @@ import argparse
 import json
 import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +189,30 @@ def measured_cells(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(
         cells, key=lambda c: (c["tower"], c["samples"], c["batch"], order[c["rule"]], c["size"])
     )
+
+
+def equivalent_batch(
+    cells: list[dict[str, Any]], cell: dict[str, Any], metric: str
+) -> tuple[float, bool]:
+    """The batch with which in-batch negatives are as good as a cell, and whether it is larger yet.
+
+    Between two measured batch sizes quality is taken to grow with the logarithm of the size. A cell
+    that is better than every batch size measured needs a batch above the best of them.
+    """
+    level = statistics.fmean(cell[metric])
+    same = [c for c in cells if all(c[key] == cell[key] for key in ("tower", "samples"))]
+    known = sorted(
+        (c["batch"], statistics.fmean(c[metric]))
+        for c in same
+        if c["rule"] == "in-batch" and c["batch"] >= cell["batch"]
+    )
+    for (batch, below), (next_batch, above) in pairwise(known):
+        if below <= level <= above:
+            share = (level - below) / (above - below) if above > below else 0.0
+            return batch * (next_batch / batch) ** share, False
+    if not known or level <= known[0][1]:
+        return cell["batch"], False
+    return max(known, key=lambda pair: pair[1])[0], True
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

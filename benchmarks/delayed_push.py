@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bank_map import TOWERS, WARMUP, recipe_of
+from bank_map import TOWERS, recipe_of
 from crossbatch.data import open_dataset
 from crossbatch.negatives import Candidates, CrossBatchSampler, sampled_softmax_loss
 from crossbatch.negatives.deferred import GradientBank

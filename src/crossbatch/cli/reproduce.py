@@ -40,7 +40,8 @@ def reproduce(
     ] = None,
     models: Annotated[str, typer.Option(help="Comma-separated.")] = "youtube_dnn,gru4rec,mind",
     samplers: Annotated[
-        str, typer.Option(help="Comma-separated; balanced, deferred: CBNS with a repaired gradient.")
+        str,
+        typer.Option(help="Comma-separated; balanced, deferred: CBNS with other gradients."),
     ] = "uniform,in_batch,mixed,cross_batch,balanced",
     seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "0,1,2",
     sizes: Annotated[

@@ -44,8 +44,8 @@ def _bank(item_gradient: str) -> Callable[[int, int], dict[str, Any]]:
 
 
 # At the paper's B = 128 these are the paper's numbers: 1280 uniform negatives, 1152 for MNS, and
-# M = 2432. "balanced" and "deferred" are CBNS with a repaired item gradient, "full" the full softmax,
-# "spared" in-batch sampling where no user's later items are negatives of theirs.
+# M = 2432. "balanced" and "deferred" are CBNS with a repaired item gradient, "full" the full
+# softmax, "spared" in-batch sampling where no user's later items are negatives of theirs.
 STRATEGIES: dict[str, Strategy] = {
     "uniform": Strategy("Uniform", lambda B, _: {"name": "uniform", "num_negatives": 10 * B}),
     "in_batch": Strategy("In-batch", lambda *_: {"name": "in_batch"}),

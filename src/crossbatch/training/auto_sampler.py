@@ -6,12 +6,12 @@
 
 The rule spends a fixed share of an in-batch step's time (`budget`) on further negatives, and spends
 it where our measurements say that it gains most (docs/negatives.md): on every item of the catalogue
-if they fit; else, where batches are small and items are rows of a table, on a bank with deferred
-gradients, whatever the budget (docs/concepts/when-a-bank-pays.md); else, for one normalised vector per user, on uniform items with gradient (with dot
+if they fit; else, for one normalised vector per user, on uniform items with gradient (with dot
 products or several interests they mostly did harm), every few steps where most of their cost does
 not depend on their number; and on cached vectors only where encoding an item is too expensive for
-that. Where users like many of the batch's items, items that a user liked later are first removed
-from its negatives.
+that. Where batches are small and items are rows of a table, a bank with deferred gradients gains so
+much that it may cost more (docs/concepts/when-a-bank-pays.md). Where users like many of the batch's
+items, items that a user liked later are first removed from its negatives.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ SAFE_BANK = {
     "max_repeats": 1.0,
     "guard": True,
 }
-# Where the map says that a bank pays (benchmarks/bank_rule.py): batches of at most so many rows, and
-# at least as many equally likely items as the bank has rows; and what a step may cost then, in
-# in-batch steps: it gains more than in-batch sampling does in three times as many steps.
+# Where a bank pays (benchmarks/bank_rule.py): batches of at most so many rows, and at least as many
+# equally likely items as the bank has rows. What a step may cost then, in in-batch steps.
 BANK_BATCH, BANK_ROWS, BANK_BUDGET = 64, 2432, 4.0
 BANK_WARM_UP = 0.1  # of the steps
 # Timing.
