@@ -8,10 +8,11 @@ The rule spends a fixed share of an in-batch step's time (`budget`) on further n
 it where our measurements say that it gains most (docs/negatives.md): on every item of the catalogue
 if they fit; else, for one normalised vector per user, on uniform items with gradient (with dot
 products or several interests they mostly did harm), every few steps where most of their cost does
-not depend on their number; and on cached vectors only where encoding an item is too expensive for
-that. Where batches are small and items are rows of a table, a bank with deferred gradients gains so
-much that it may cost more (docs/concepts/when-a-bank-pays.md). Where users like many of the batch's
-items, items that a user liked later are first removed from its negatives.
+not depend on their number. Where batches are small and items are rows of a table, it takes a bank
+with deferred gradients before all of these if the budget allows it, as it does where the user tower
+is expensive; for items that share weights no bank gained (docs/concepts/when-a-bank-pays.md). Where
+users like many of the batch's items, items that a user liked later are first removed from its
+negatives.
 """
 
 from __future__ import annotations
@@ -47,20 +48,12 @@ if TYPE_CHECKING:
 
 MARGIN = 0.7  # share of the allowance that is spent: a long run costs more than a short timing
 INTERVALS = (1, 2, 4)  # steps from one draw of uniform items to the next
-MOST_UNIFORM, MOST_CACHED = 8, 16  # in batches: about the paper's 1152 and 2432 at B = 128
+MOST_UNIFORM = 8  # in batches: about the paper's 1152 at B = 128
 LATER_SHARE = 0.001  # of a batch's columns that the row's user likes later; fewer change nothing
 LATER_BATCHES = 16  # in which the share is counted
-# A bank without options to tune: unbiased, no warm-up, switched off where it does harm.
-SAFE_BANK = {
-    "item_gradient": "balanced",
-    "warmup_steps": 0,
-    "max_staleness": 0.1,
-    "max_repeats": 1.0,
-    "guard": True,
-}
 # Where a bank pays (benchmarks/bank_rule.py): batches of at most so many rows, and at least as many
-# equally likely items as the bank has rows. What a step may cost then, in in-batch steps.
-BANK_BATCH, BANK_ROWS, BANK_BUDGET = 64, 2432, 4.0
+# equally likely items as the bank has rows.
+BANK_BATCH, BANK_ROWS = 64, 2432
 BANK_WARM_UP = 0.1  # of the steps
 # Timing.
 ROUNDS = 15  # the samplers are timed in turn, so that a busy machine slows all of them
@@ -68,8 +61,8 @@ WARM_UP = 3  # first rounds, not counted
 BLOCK = 4  # steps in a row; the first, with caches as the others left them, is not counted
 DRAWN = 64  # batches drawn to time drawing: they are made in blocks
 LEAST = 1e-9  # seconds of a column: noise may make a difference of timings negative
-# Columns added for timing, in batches: few for the fixed cost, many for the cost of each.
-UNIFORM_PROBES, CACHED_PROBES = (0.25, 4), (1, 8)
+# Uniform items added for timing, in batches: few for the fixed cost, many for the cost of each.
+PROBES = (0.25, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,27 +160,26 @@ def decide(costs: Costs, facts: Facts, budget: float) -> SamplerChoice:
     spare = MARGIN * (budget - 1) * costs.in_batch
     masks = facts.later >= LATER_SHARE  # gains more than further negatives in the same time
     spare -= costs.masking if masks else 0.0
+    most = costs.in_batch + spare
     uniform = {n: (n * spare - costs.any_uniform) / costs.per_uniform for n in INTERVALS}
-    cached = (spare - costs.any_cached) / costs.per_cached
-    sampler, choice = _affordable(uniform, cached, facts)
-    if sampler["name"] != "uniform" and costs.deferred <= BANK_BUDGET * costs.in_batch:
+    sampler, choice = _affordable(uniform, facts)
+    if bank_pays(facts) and sampler["name"] != "uniform" and costs.deferred <= most:
         sampler, choice = _deferred_bank(costs, facts)
     measured = {
         "in_batch_ms": 1e3 * costs.in_batch,
         "any_uniform_us": 1e6 * costs.any_uniform,
         "uniform_column_us": 1e6 * costs.per_uniform,
-        "any_cached_us": 1e6 * costs.any_cached,
-        "cached_column_us": 1e6 * costs.per_cached,
         "num_items": facts.num_items,
         "equally_likely_items": 1 / facts.collision,
         "later_share": facts.later,
         "masking_us": 1e6 * costs.masking,
         "budget": budget,
     }
+    if bank_pays(facts):
+        measured["deferred_ms"] = 1e3 * costs.deferred
     reason = (
         f"an in-batch step takes {measured['in_batch_ms']:.3g} ms here, uniform items "
-        f"{measured['any_uniform_us']:.3g} µs and {measured['uniform_column_us']:.3g} µs each, "
-        f"cached ones {measured['any_cached_us']:.3g} and {measured['cached_column_us']:.3g} µs; "
+        f"{measured['any_uniform_us']:.3g} µs and {measured['uniform_column_us']:.3g} µs each; "
         f"within {budget:g} times the step {choice}"
     )
     if masks:
@@ -195,10 +187,8 @@ def decide(costs: Costs, facts: Facts, budget: float) -> SamplerChoice:
     return SamplerChoice(sampler, reason, measured, {"mask_later": True} if masks else {})
 
 
-def _affordable(
-    uniform: Mapping[int, float], cached: float, facts: Facts
-) -> tuple[dict[str, Any], str]:
-    """The sampler for so many uniform (by interval) or cached columns, and the reason in words."""
+def _affordable(uniform: Mapping[int, float], facts: Facts) -> tuple[dict[str, Any], str]:
+    """The sampler for so many uniform columns, by interval, and the reason in words."""
     B, num_items = facts.batch_size, facts.num_items
     if num_items <= uniform[1]:
         choice = f"all {num_items:,} items fit, which is the full softmax"
@@ -212,10 +202,6 @@ def _affordable(
         choice = f"{count} uniform items beside the batch{often} fit; all {num_items:,} would not"
         sampler = {"name": "mixed", "num_uniform": count}
         return sampler | ({} if interval == 1 else {"every": interval}), choice
-    if cached >= B:
-        capacity = _rounded(cached, B, MOST_CACHED * B)
-        choice = f"encoding items is too expensive, {capacity} cached vectors fit"
-        return {"name": "cross_batch", "capacity": capacity} | SAFE_BANK, choice
     return {"name": "in_batch"}, "nothing more fits than the batch's own items"
 
 
@@ -228,9 +214,9 @@ def bank_pays(facts: Facts) -> bool:
 def _deferred_bank(costs: Costs, facts: Facts) -> tuple[dict[str, Any], str]:
     times = costs.deferred / costs.in_batch
     choice = (
-        f"little is possible, but batches of {facts.batch_size} and {1 / facts.collision:,.0f} "
-        f"equally likely items gain from {BANK_ROWS} cached vectors more than their {times:.2g} "
-        "times the step cost"
+        f"{BANK_ROWS} cached vectors with deferred gradients fit, at {times:.3g} times the step: "
+        f"batches of {facts.batch_size} and {1 / facts.collision:,.0f} equally likely items gain "
+        "from them"
     )
     options = {"capacity": BANK_ROWS, "item_gradient": "deferred"}
     warm_up = {"warmup_steps": int(BANK_WARM_UP * facts.steps)}
@@ -291,15 +277,13 @@ class Costs:
 
     in_batch: float
     per_uniform: float  # a column that is encoded, with gradient
-    per_cached: float  # a column out of a bank
     any_uniform: float = 0.0  # fixed cost of having any
-    any_cached: float = 0.0
     masking: float = 0.0  # of later items
     deferred: float = math.inf  # a whole step with a bank and deferred gradients
 
 
 def measure_costs(trainer: Trainer, recipe: Recipe, dataset: Dataset, bank: bool = False) -> Costs:
-    """Time in-batch, uniform and cached columns, and a deferred `bank` if it is asked for.
+    """Time in-batch steps, uniform columns, and a deferred `bank` if it is asked for.
 
     The trainer's towers are trained by that.
     """
@@ -320,14 +304,12 @@ def measure_costs(trainer: Trainer, recipe: Recipe, dataset: Dataset, bank: bool
             taken[name].append(fmean([_step_seconds(trainer, batch) for batch in block][1:]))
     seconds = {name: min(steps[WARM_UP:]) for name, steps in taken.items()}
     base = seconds["in_batch"]
-    few, many = (min(max(1, int(share * B)), dataset.num_items) for share in UNIFORM_PROBES)
+    few, many = (min(max(1, int(share * B)), dataset.num_items) for share in PROBES)
     any_uniform, per_uniform = _line(base, (few, seconds["few"]), (many, seconds["uniform"]))
-    few, many = (int(share * B) for share in CACHED_PROBES)
-    any_cached, per_cached = _line(base, (few, seconds["few_cached"]), (many, seconds["cached"]))
     drawing = _drawing_seconds(recipe, dataset, True) - _drawing_seconds(recipe, dataset, False)
     masking = max(seconds["masked"] - base + drawing, 0.0)
     deferred = seconds.get("deferred", math.inf)
-    return Costs(base, per_uniform, per_cached, any_uniform, any_cached, masking, deferred)
+    return Costs(base, per_uniform, any_uniform, masking, deferred)
 
 
 def _line(base: float, few: tuple[int, float], many: tuple[int, float]) -> tuple[float, float]:
@@ -367,16 +349,13 @@ def _fill(sampler: CrossBatchSampler, item_ids: Tensor) -> None:
         sampler.observe(Candidates(vectors, item_ids, sampler.log_q(item_ids)))
 
 
-def _probes(B: int, num_items: int, deferred: bool) -> Mapping[str, dict[str, Any]]:
-    few, many = (min(max(1, int(share * B)), num_items) for share in UNIFORM_PROBES)
-    bank = {"name": "cross_batch", "item_gradient": "balanced", "warmup_steps": 0}
-    few_cached, many_cached = ({"capacity": int(share * B)} for share in CACHED_PROBES)
-    late = bank | {"item_gradient": "deferred", "capacity": BANK_ROWS}
-    return ({"deferred": late} if deferred else {}) | {
+def _probes(B: int, num_items: int, bank: bool) -> Mapping[str, dict[str, Any]]:
+    few, many = (min(max(1, int(share * B)), num_items) for share in PROBES)
+    probes = {
         "in_batch": {"name": "in_batch"},
         "masked": {"name": "in_batch"},
         "few": {"name": "mixed", "num_uniform": few},
         "uniform": {"name": "mixed", "num_uniform": many},
-        "few_cached": bank | few_cached,
-        "cached": bank | many_cached,
     }
+    options = {"capacity": BANK_ROWS, "item_gradient": "deferred", "warmup_steps": 0}
+    return probes | ({"deferred": {"name": "cross_batch"} | options} if bank else {})
