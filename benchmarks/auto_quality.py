@@ -186,8 +186,8 @@ def _promised(runs: Sequence[Run]) -> float | None:
         added = uniform * facts["uniform_column_us"] / sampler.get("every", 1)
         if uniform:
             added += facts.get("any_uniform_us", 0.0) / sampler.get("every", 1)
-        if cached := sampler.get("capacity", 0):
-            added += facts.get("any_cached_us", 0.0) + cached * facts["cached_column_us"]
+        if sampler.get("capacity"):
+            added += 1e3 * (facts["deferred_ms"] - facts["in_batch_ms"])
         if advice.get("loss", {}).get("mask_later"):
             added += facts.get("masking_us", 0.0)
         ratios.append(1 + added / (1e3 * facts["in_batch_ms"]))

@@ -17,6 +17,7 @@ import argparse
 import json
 import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,13 @@ TOWERS: dict[str, dict[str, Any]] = {
     "recency pooling": IDS | {"name": "youtube_dnn", "tower": {"pooling": "recency"}},
     "gru4rec": IDS | {"name": "gru4rec"},
     "recent items": IDS | {"name": "recent_items"},
+    "title transformer": {
+        "name": "youtube_dnn",
+        "tower": {"pooling": "recency"},
+        "item_tower": "text_transformer",
+        "item": {"width": 64, "layers": 2, "max_tokens": 16},
+        "history": "id",
+    },
     "recency pooling, titles": {"name": "youtube_dnn", "tower": {"pooling": "recency"}},
 }
 HISTORY = {"recent items": 10}  # else 20
@@ -138,11 +146,17 @@ class Map:
             if all(row[key] == value for key, value in cell.items()):
                 return float(row["valid"][DECIDES])
         row = train(cell, self.dataset)
-        runs = [*self.rows, row]
-        write_document(self.path, {"dataset": self.dataset.path.name, "runs": runs})
+        write_document(self.path, self._facts() | {"runs": [*self.rows, row]})
         shown = "/".join(f"{100 * row['valid'][name]:.2f}" for name in METRICS)
         print(cell, shown, f"{row['cpu_seconds']:.0f} s", flush=True)
         return float(row["valid"][DECIDES])
+
+    def _facts(self) -> dict[str, Any]:
+        """Of the data set: items, and as how many equally likely ones they count, 1/Σq²."""
+        train = Recipe().train
+        q = self.dataset.sampling_law(train.min_history, train.sample_by, train.newest_days)
+        items = {"items": self.dataset.num_items, "likely_items": round(1 / float(q @ q))}
+        return {"dataset": self.dataset.path.name, **items}
 
     def best_rate(self, cell: dict[str, Any]) -> float:
         """The learning rate from which neither half nor double of it is better, with seed 0."""
@@ -169,11 +183,36 @@ def measured_cells(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         same = [run for run in runs if run["lr"] == rate]
         cell = dict(zip(names, key, strict=True)) | {"lr": rate, "seeds": len(same)}
         cell |= {name: [run["test"][name] for run in same] for name in METRICS}
+        cell["valid"] = [run["valid"][DECIDES] for run in same]
         cells.append(cell | {"cpu_seconds": statistics.fmean(run["cpu_seconds"] for run in same)})
     order = {rule: number for number, rule in enumerate(RULES)}
     return sorted(
         cells, key=lambda c: (c["tower"], c["samples"], c["batch"], order[c["rule"]], c["size"])
     )
+
+
+def equivalent_batch(
+    cells: list[dict[str, Any]], cell: dict[str, Any], metric: str
+) -> tuple[float, bool]:
+    """The batch with which in-batch negatives are as good as a cell, and whether it is larger yet.
+
+    Between two measured batch sizes quality is taken to grow with the logarithm of the size. A cell
+    that is better than every batch size measured needs a batch above the best of them.
+    """
+    level = statistics.fmean(cell[metric])
+    same = [c for c in cells if all(c[key] == cell[key] for key in ("tower", "samples"))]
+    known = sorted(
+        (c["batch"], statistics.fmean(c[metric]))
+        for c in same
+        if c["rule"] == "in-batch" and c["batch"] >= cell["batch"]
+    )
+    for (batch, below), (next_batch, above) in pairwise(known):
+        if below <= level <= above:
+            share = (level - below) / (above - below) if above > below else 0.0
+            return batch * (next_batch / batch) ** share, False
+    if not known or level <= known[0][1]:
+        return cell["batch"], False
+    return max(known, key=lambda pair: pair[1])[0], True
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
@@ -198,6 +237,7 @@ def main() -> None:
     parser.add_argument("--batches", default="32,8,128,512,2048")
     parser.add_argument("--sizes", default="2432", help="rows of the bank, or uniform items")
     parser.add_argument("--seeds", default="0")
+    parser.add_argument("--rate", type=float, help="learning rate of all cells, without a search")
     parser.add_argument("--table", action="store_true", help="print what was measured, and end")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -217,7 +257,7 @@ def main() -> None:
                     "rule": rule,
                     "size": size,
                 }
-                rate = found.best_rate(cell)
+                rate = arguments.rate or found.best_rate(cell)
                 for seed in map(int, arguments.seeds.split(",")):
                     found.value(cell | {"lr": rate, "seed": seed})
     print_table(found.rows)

@@ -28,6 +28,7 @@ from crossbatch.reports.plots import Line, Plot
 from crossbatch.reports.svg import write_panels
 from crossbatch.reproduce.experiments import WRITERS
 from crossbatch.reproduce.folder import GridFolder
+from crossbatch.reproduce.paper_numbers import TABLE1
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,8 @@ RESULTS = ROOT / "results"
 sys.path.append(str(ROOT / "benchmarks"))
 
 from auto_quality import write_judgement  # noqa: E402 (a script outside the package)
-from bank_map import RULES, measured_cells  # noqa: E402
+from bank_map import RULES, equivalent_batch, measured_cells  # noqa: E402
+from bank_rule import judged, read_cells  # noqa: E402
 
 PAGES = (
     "README.md",
@@ -63,6 +65,7 @@ STRATEGIES = {
     "mixed": "Mixed (1,152)",
     "cross_batch": "Cross-batch, as published",
     "balanced": "Cross-batch, balanced",
+    "deferred": "Cross-batch, deferred",
     "auto": "**Auto**",
     "full": "Full softmax",
     "spared": "In-batch, later items spared",
@@ -79,7 +82,7 @@ DATA = {
     "electronic-1m": "Amazon-Electronics sample",
     "globo": "Globo.com news",
 }
-BANK_DATA = ("book-1m", "beauty")  # of the figure
+BANK_DATA, BANK_SIZE = ("book-1m", "beauty"), 2432  # of the figure
 VERDICTS = {"better": "better", "worse": "**worse**", "unclear": "level"}
 Rows = list[dict[str, Any]]
 
@@ -105,6 +108,28 @@ def table1(data: str, *models: str) -> str:
                 gain((row.get("gains") or {}).get("recall@50"), mark=True),
             ]
         )
+    return table(heads, lines)
+
+
+def strong(data: str) -> str:
+    """Table 1 with the strong recipe, its gains beside those of the paper's settings and paper."""
+    heads = ["model", "negatives", "seeds", "recall@50", "NDCG@50", "CPU s / 1000 steps"]
+    heads += ["gain in recall@50", "with the paper's settings", "in the paper"]
+    known = {(r["model"], r.get("strategy")): r for r in rows("table1", data)}
+    lines = []
+    for row in rows("table1", f"{data}/strong"):
+        if "strategy" not in row:
+            continue
+        key = (row["model"], row["strategy"])
+        line = [MODELS[row["model"]], STRATEGIES[row["strategy"]], str(len(row["seeds"]))]
+        line += [percent(row["metrics"].get(metric)) for metric in ("recall@50", "ndcg@50")]
+        line.append(amount(row.get("cpu_seconds_per_1000_steps")))
+        for found in (row, known.get(key, {})):
+            line.append(gain((found.get("gains") or {}).get("recall@50"), mark=True))
+        paper, base = TABLE1.get(key), TABLE1.get((row["model"], "in_batch"))
+        same = paper is None or base is None or paper is base
+        line.append("" if same else _relative([paper["recall@50"]], [base["recall@50"]]))
+        lines.append(line)
     return table(heads, lines)
 
 
@@ -258,8 +283,8 @@ def opponents(*names: str) -> str:
 
 def bank(*names: str) -> str:
     """Kinds of negatives over batch sizes, each at its own best learning rate."""
-    heads = ["data", "tower", "batch", "negatives", "rate", "seeds", "recall@50", "gain"]
-    heads += ["NDCG@50", "gain", "tail recall@50", "CPU s"]
+    heads = ["data", "tower", "samples", "batch", "negatives", "rate", "seeds"]
+    heads += ["recall@50", "gain", "NDCG@50", "gain", "tail recall@50", "CPU s"]
     lines = []
     for name in names:
         cells = bank_cells(name)
@@ -274,13 +299,59 @@ def bank(*names: str) -> str:
                 None,
             )
             size = f" ({cell['size']:,})" if cell["size"] else ""
-            line = [DATA[name], cell["tower"], str(cell["batch"]), cell["rule"] + size]
+            samples = f"{cell['samples'] // 1000:,} k"
+            line = [DATA[name], cell["tower"], samples, str(cell["batch"]), cell["rule"] + size]
             line += [f"{cell['lr']:g}", str(cell["seeds"])]
             for metric in ("recall@50", "ndcg@50"):
                 line.append(_mean_and_spread(cell[metric]))
                 line.append("" if base in (None, cell) else _relative(cell[metric], base[metric]))
             tail = 100 * statistics.fmean(cell["tail_recall@50"])
             lines.append([*line, f"{tail:.1f}", f"{cell['cpu_seconds']:.0f}"])
+    return table(heads, lines)
+
+
+def bank_equivalent(*names: str) -> str:
+    """The batch size with which in-batch negatives are as good as a bank."""
+    heads = ["data", "tower", "batch with a bank", "bank", "as good as in-batch with, by recall@50"]
+    heads += ["by NDCG@50"]
+    lines = []
+    for name in names:
+        cells = bank_cells(name)
+        for cell in cells:
+            if cell["rule"] not in ("balanced", "deferred") or not _has_larger_batch(cells, cell):
+                continue
+            line = [DATA[name], cell["tower"], str(cell["batch"])]
+            line.append(f"{cell['rule']} ({cell['size']:,})")
+            for metric in ("recall@50", "ndcg@50"):
+                batch, above = equivalent_batch(cells, cell, metric)
+                line.append(f"more than {batch:,.0f}" if above else f"{batch:,.0f}")
+            lines.append(line)
+    return table(heads, lines)
+
+
+def _has_larger_batch(cells: Rows, cell: dict[str, Any]) -> bool:
+    return any(
+        other["rule"] == "in-batch"
+        and other["batch"] > cell["batch"]
+        and all(other[key] == cell[key] for key in ("tower", "samples"))
+        for other in cells
+    )
+
+
+def bank_rule(*names: str) -> str:
+    """What the rule of `auto` chooses in each cell, its limits being those of the other data."""
+    cells = read_cells([RESULTS / "bank" / f"{name}.json" for name in names])
+    heads = ["data", "tower", "batch", "equally likely items", "bank's gain on validation users"]
+    heads += ["rule of the other data", "best by hand", "lost, recall@50", "lost, NDCG@50"]
+    lines = []
+    for cell, limits in judged(cells):
+        choice = limits.choose(cell)
+        line = [DATA[cell.data], cell.tower, str(cell.batch), f"{cell.likely_items:,.0f}"]
+        line += [_signed_percent(cell.gain), choice, cell.best]
+        for metric in ("recall@50", "ndcg@50"):
+            ratio = cell.test(choice, metric) / cell.test(cell.best, metric)
+            line.append(_signed_percent(ratio - 1))
+        lines.append(line)
     return table(heads, lines)
 
 
@@ -295,8 +366,12 @@ def draw_bank(path: Path, tower: str, *names: str) -> None:
     for metric, label in (("recall@50", "test recall@50, %"), ("ndcg@50", "test NDCG@50, %")):
         for name in names:
             cells = [cell for cell in bank_cells(name) if cell["tower"] == tower]
+            cells = [cell for cell in cells if cell["size"] in (0, BANK_SIZE)]
+            usual = statistics.mode(cell["samples"] for cell in cells)
             for x, x_label in (("batch", "batch size"), ("cpu_seconds", "CPU seconds of steps")):
-                lines = _bank_lines(cells, x, metric)
+                # Over time, a longer training is a point like any other.
+                shown = [cell for cell in cells if x != "batch" or cell["samples"] == usual]
+                lines = _bank_lines(shown, x, metric)
                 title = f"{DATA[name]}: {metric} by {x_label}"
                 plots.append(Plot("bank", title, x_label, label, lines, log_x=True))
     write_panels(plots, path, columns=2)
@@ -321,8 +396,11 @@ def _mean_and_spread(values: list[float]) -> str:
 
 
 def _relative(values: list[float], base: list[float]) -> str:
-    change = 100 * (statistics.fmean(values) / statistics.fmean(base) - 1)
-    return f"{change:+.1f} %".replace("-", "−")
+    return _signed_percent(statistics.fmean(values) / statistics.fmean(base) - 1)
+
+
+def _signed_percent(share: float) -> str:
+    return f"{100 * share:+.1f} %".replace("-", "−")
 
 
 def _values(means: dict[str, list[float]]) -> list[list[float]]:
@@ -338,7 +416,10 @@ def _difference(gap: list[float]) -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "opponents": opponents,
     "bank": bank,
+    "bank-equivalent": bank_equivalent,
+    "bank-rule": bank_rule,
     "table1": table1,
+    "strong": strong,
     "spared": spared,
     "table2": table2,
     "auto": auto,
@@ -406,7 +487,7 @@ def rebuild(source: Path, out: Path) -> None:
                 shutil.copy(path, folder.path)
         names = ("drift", "lemma") if "short" in source.name else ("table1", "table2", "curves")
         written = [path for name in names for path in WRITERS[name](folder)]
-        if "table1" in names:
+        if "table1" in names and source.name != "strong":  # which has no auto to judge
             written += write_judgement(folder)
         for path in written:
             if path.suffix in KEPT:

@@ -13,7 +13,6 @@ from crossbatch.config import Recipe
 from crossbatch.errors import DataError
 from crossbatch.reproduce.design import STRATEGIES, Design
 from crossbatch.reproduce.folder import GridFolder
-from crossbatch.training import auto_sampler
 
 from ..reproduce.conftest import page_tables
 
@@ -153,4 +152,4 @@ def test_no_recipe_changes_a_bank_size_rule(sampler, monkeypatch):
         "warmup_steps": 0, "max_staleness": 0.1,
     }  # fmt: skip
     sized = design.run("mind", "sized_bank", 0).recipe.sampler
-    assert sized == {"name": "cross_batch", "capacity": 10112} | auto_sampler.SAFE_BANK
+    assert sized == limited.recipe.sampler | {"max_repeats": 1.0, "guard": True}

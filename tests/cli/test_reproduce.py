@@ -68,6 +68,7 @@ def test_a_plan_lists_runs_and_trains_none(data, tmp_path):
         (("table1", "--samplers", "in_batch,best"), "--samplers must be one of uniform"),
         (("table1", "--models", "bert"), "--models must be one of youtube_dnn"),
         (("table1", "--budget", "-3"), "--budget must be"),
+        (("table1", "--recipe", "strong", "--budget", "0.5"), "--budget is 0.5, a share of"),
         (("table1", "--set", "train.lrate=1"), "unknown key train.lrate"),
         (("table1", "--settings", "absent.toml"), "cannot be read"),
     ],

@@ -18,10 +18,11 @@ def small_demo(monkeypatch):
     """The demo with so little data and so few steps that it takes seconds."""
     sizes = "--users 300 --items 150 --interactions 5000"
     changes = {
-        "synth ": f"synth {sizes} ",
+        "--users 8000 --items 10000 --interactions 160000": sizes,
         "train --data": f"train {SMALL} --set model.name=youtube_dnn --data",
         " --set model.tower.race_seconds=20": "",
-        "train --recipe demo": f"train --recipe demo {SMALL} --set sampler.warmup_steps=2",
+        "train --recipe small-batches": f"train --recipe small-batches {SMALL}",
+        "{out}/bank --resume": "{out}/bank --set sampler.warmup_steps=2 --resume",
         "evaluate ": "evaluate --baselines popularity ",
     }
     commands = dict(start.DEMO)
@@ -39,7 +40,7 @@ def test_the_demo_goes_from_a_log_to_a_report_and_can_be_repeated(crossbatch, tm
     shown = re.findall(r"^\$ crossbatch (\w+)", done.stdout, re.MULTILINE)
     assert shown == [command.split()[0] for command in start.DEMO.values()]
     made = {path.name for path in (tmp_path / "here").iterdir()}
-    assert made == {"raw", "dataset", "default", "cross_batch", "bundle", "report.html"}
+    assert made == {"raw", "dataset", "default", "in_batch", "bank", "bundle", "report.html"}
     assert "test recall@50" in done.stdout
     assert (tmp_path / "here" / "report.html").read_text().startswith("<!doctype html>")
     assert crossbatch("demo", "here").returncode == 0

@@ -80,6 +80,15 @@ def test_no_reference_across_data_sets(make_run: MakeRun) -> None:
     assert reference_of(ours, variants) is None
 
 
+def test_no_reference_across_batch_sizes(make_run: MakeRun) -> None:
+    settings = run_config("mind", {"name": "in_batch"}, 0)
+    settings["train"]["batch_size"] = 2 * int(settings["train"].get("batch_size", 16))
+    paths = [make_run("larger", config=settings), make_run("ours", sampler="mixed")]
+    variants = group_runs(read_runs(paths))
+    ours = next(variant for variant in variants if variant.first.name == "ours")
+    assert reference_of(ours, variants) is None
+
+
 def test_flatten_writes_dotted_keys_and_leaves_out_seeds() -> None:
     flat = flatten({"train": {"seed": 1, "betas": [0.9, 0.999], "amp": None}, "seed": 2})
     assert flat == {"train.betas": "[0.9, 0.999]", "train.amp": "null"}

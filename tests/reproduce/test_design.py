@@ -9,6 +9,7 @@ import pytest
 from crossbatch import config
 from crossbatch.config import Recipe
 from crossbatch.reproduce.design import STRATEGIES, Design, distinct, shortened
+from crossbatch.training.auto_model import CANDIDATES
 
 PAPER = Recipe.from_dict(config.PAPER)
 DESIGN = Design(PAPER, one_pass=40_000, seeds=(0, 1))
@@ -36,6 +37,7 @@ def test_table1_is_every_model_with_every_strategy_and_seed():
         ("mixed", {"name": "mixed", "num_uniform": 1152}),
         ("cross_batch", {"name": "cross_batch", "capacity": 2432, "item_gradient": "paper"}),
         ("balanced", {"name": "cross_batch", "capacity": 2432, "item_gradient": "balanced"}),
+        ("deferred", {"name": "cross_batch", "capacity": 2432, "item_gradient": "deferred"}),
     ],
 )
 def test_strategies_have_the_papers_numbers_at_its_batch_size(strategy, options):
@@ -68,6 +70,14 @@ def test_probes_neither_test_nor_share_folders_with_tables():
     assert all(run.probe and not run.test for run in runs.values())
 
 
+def test_a_recipe_that_races_towers_gives_each_model_what_the_race_would():
+    design = Design(Recipe.load("strong"), one_pass=100)
+    for candidate in CANDIDATES.values():
+        model = candidate["model"]
+        assert design.run(model["name"], "in_batch", 0).recipe.model.tower == model["tower"]
+    assert design.run("gru4rec", "in_batch", 0).recipe.model.tower == {}
+
+
 def test_settings_change_one_combination_alone():
     design = replace(DESIGN, settings={"mind": {"in_batch": ["train.lr=0.5"]}})
     assert design.run("mind", "in_batch", 0).recipe.train.lr == 0.5
@@ -82,6 +92,8 @@ def test_what_a_search_does_not_try_takes_the_settings_of_its_relative():
     design = replace(DESIGN, settings=chosen)
     assert design.run("mind", "auto", 0).recipe.train.lr == 0.5
     assert design.run("mind", "full", 0).recipe.train.lr == 0.25
+    chosen["mind"]["balanced"] = ["train.lr=0.75"]
+    assert design.run("mind", "deferred", 0).recipe.train.lr == 0.75
     chosen["mind"]["auto"] = ["train.lr=0.125"]
     assert design.run("mind", "auto", 0).recipe.train.lr == 0.125
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -36,21 +37,21 @@ def _whole_allowance(monkeypatch, request):
 def test_a_margin_of_the_allowance_is_kept():
     facts = Facts(128, 100_000, 0.001, normalized=True)
     fits = auto_sampler.MARGIN * 0.2 / 128
-    assert "every" not in decide(Costs(1.0, 0.99 * fits, 1e-9), facts, 1.2).sampler
-    assert decide(Costs(1.0, 1.01 * fits, 1e-9), facts, 1.2).sampler["every"] == 2
+    assert "every" not in decide(Costs(1.0, 0.99 * fits), facts, 1.2).sampler
+    assert decide(Costs(1.0, 1.01 * fits), facts, 1.2).sampler["every"] == 2
 
 
-def chosen(per_uniform, per_cached, num_items=100_000, budget=1.2, B=128, normalized=True):
+def chosen(per_uniform, num_items=100_000, budget=1.2, B=128, normalized=True):
     """The rule for an in-batch step of 1 s; other costs in seconds."""
     facts = Facts(B, num_items, 0.001, normalized)
-    return decide(Costs(1.0, per_uniform, per_cached), facts, budget)
+    return decide(Costs(1.0, per_uniform), facts, budget)
 
 
 def test_the_whole_catalogue_where_it_fits():
-    choice = chosen(0.2 / 500.5, 1e-9, num_items=500)
+    choice = chosen(0.2 / 500.5, num_items=500)
     assert choice.sampler == {"name": "uniform", "num_negatives": 500}
     assert "full softmax" in choice.reason
-    assert chosen(0.2 / 500.5, 1e-9, num_items=501).sampler["name"] == "mixed"
+    assert chosen(0.2 / 500.5, num_items=501).sampler["name"] == "mixed"
 
 
 @pytest.mark.parametrize(
@@ -65,47 +66,37 @@ def test_the_whole_catalogue_where_it_fits():
     ],
 )
 def test_uniform_items_that_fit_by_powers_of_two(fitting, sampler):
-    assert chosen(0.2 / (fitting + 0.5), 1e-9).sampler == {"name": "mixed"} | sampler
+    assert chosen(0.2 / (fitting + 0.5)).sampler == {"name": "mixed"} | sampler
 
 
 def test_the_cost_of_having_any_is_paid_too():
     """A line through the cost of many alone predicted 1.2 times a step and it took 1.35."""
     facts = Facts(128, 100_000, 0.001, normalized=True)
 
-    def of(any_uniform, any_cached, per_uniform=0.001):
-        return decide(Costs(1.0, per_uniform, 0.0001, any_uniform, any_cached), facts, 1.2).sampler
+    def of(any_uniform):
+        return decide(Costs(1.0, 0.001, any_uniform), facts, 1.2).sampler
 
-    assert of(0.0, 0.0) == {"name": "mixed", "num_uniform": 128}
-    assert of(0.1, 0.0) == {"name": "mixed", "num_uniform": 256, "every": 2}
-    assert of(0.5, 0.0) == {"name": "mixed", "num_uniform": 256, "every": 4}
-    assert of(0.7, 0.0)["capacity"] == 2000 // 128 // 8 * 8 * 128
-    assert of(0.7, 0.15)["capacity"] == 256
-    assert of(0.7, 0.2) == {"name": "in_batch"}
-
-
-@pytest.mark.parametrize(("fitting", "capacity"), [(128, 128), (300, 256), (9999, 2048)])
-def test_cached_vectors_where_encoding_is_expensive(fitting, capacity):
-    sampler = chosen(0.2 / 31, 0.2 / (fitting + 0.5)).sampler
-    assert (sampler["name"], sampler["capacity"]) == ("cross_batch", capacity)
-    assert (sampler["item_gradient"], sampler["guard"]) == ("balanced", True)
+    assert of(0.0) == {"name": "mixed", "num_uniform": 128}
+    assert of(0.1) == {"name": "mixed", "num_uniform": 256, "every": 2}
+    assert of(0.5) == {"name": "mixed", "num_uniform": 256, "every": 4}
+    assert of(0.7) == {"name": "in_batch"}
 
 
 def test_the_batch_alone_where_nothing_fits_or_may():
-    assert chosen(0.1, 0.1).sampler == {"name": "in_batch"}
-    assert chosen(1e-6, 1e-6, budget=1.0).sampler == {"name": "in_batch"}
+    assert chosen(0.1).sampler == {"name": "in_batch"}
+    assert chosen(1e-6, budget=1.0).sampler == {"name": "in_batch"}
 
 
 def test_no_uniform_items_beside_dot_products():
-    choice = chosen(0.2 / 300, 1e-9, normalized=False)
+    choice = chosen(0.2 / 300, normalized=False)
     assert choice.sampler == {"name": "in_batch"}
     assert "dot products" in choice.reason
-    assert chosen(0.2 / 500.5, 1e-9, num_items=500, normalized=False).sampler["name"] == "uniform"
-    assert chosen(0.2 / 9, 0.2 / 300, normalized=False).sampler["name"] == "cross_batch"
+    assert chosen(0.2 / 500.5, num_items=500, normalized=False).sampler["name"] == "uniform"
 
 
 def test_no_uniform_items_beside_several_interests():
     facts = Facts(128, 100_000, 0.001, normalized=True, interests=4)
-    choice = decide(Costs(1.0, 0.2 / 300, 1e-9), facts, 1.2)
+    choice = decide(Costs(1.0, 0.2 / 300), facts, 1.2)
     assert choice.sampler == {"name": "in_batch"}
     assert "several interests per user" in choice.reason
 
@@ -114,21 +105,67 @@ def test_no_uniform_items_beside_several_interests():
 def test_interests_are_counted_on_the_towers(dataset, recipe, tower, interests, monkeypatch):
     options = {"interests": interests} if tower == "mind" else {}
     model = replace(recipe.model, name=tower, tower=options)
-    monkeypatch.setattr(auto_sampler, "measure_costs", lambda *_: Costs(1.0, 1.0, 1.0))
+    monkeypatch.setattr(auto_sampler, "measure_costs", lambda *_: Costs(1.0, 1.0))
     seen = []
     monkeypatch.setattr(auto_sampler, "decide", lambda _, facts, __: seen.append(facts))
     choose_sampler(replace(recipe, model=model), dataset)
     assert seen[0].interests == interests
 
 
+SMALL = Facts(32, 38_519, 1 / 12_500, normalized=True, table=True, steps=16_000)
+
+
+def test_a_deferred_bank_where_the_map_says_that_it_pays():
+    choice = decide(Costs(1.0, 0.2 / 300, deferred=1.19), SMALL, 1.2)
+    bank = {"capacity": 2432, "item_gradient": "deferred", "warmup_steps": 1600}
+    assert choice.sampler == {"name": "cross_batch"} | bank
+    assert "batches of 32 and 12,500 equally likely items gain" in choice.reason
+    assert decide(Costs(1.0, 0.2 / 300, deferred=1.21), SMALL, 1.2).sampler["name"] == "mixed"
+    assert decide(Costs(1.0, 0.2 / 300, deferred=2.75), SMALL, 3.0).sampler == choice.sampler
+    few = replace(SMALL, num_items=100)
+    full = decide(Costs(1.0, 1e-9, deferred=1.1), few, 1.2)
+    assert full.sampler == {"name": "uniform", "num_negatives": 100}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch_size": 65},  # at 128 rows next to nothing is gained
+        {"collision": 1 / 2431},  # a news log has 524 equally likely items, and gains nothing
+        {"table": False},  # weights that items share suffer from late gradients
+        {"normalized": False},
+        {"interests": 2},
+        {"alone": False},
+    ],
+)
+def test_no_bank_where_the_map_has_no_gain(change):
+    assert auto_sampler.bank_pays(SMALL)
+    assert not auto_sampler.bank_pays(replace(SMALL, **change))
+
+
+def test_a_tower_with_content_or_layers_is_no_table(dataset, recipe):
+    bare = replace(recipe.model, item_features=[], item={})
+    assert auto_sampler.is_table(build_towers(replace(recipe, model=bare), dataset))
+    deep = replace(bare, item={"hidden": [8]})
+    assert not auto_sampler.is_table(build_towers(replace(recipe, model=deep), dataset))
+    assert not auto_sampler.is_table(torch.nn.Linear(2, 2))
+
+
+def test_a_deferred_bank_is_timed_only_where_it_may_pay(dataset, recipe):
+    trainer = build_trainer(replace(recipe, sampler={"name": "in_batch"}), dataset)
+    timed = measure_costs(trainer, recipe, dataset, bank=True)
+    assert timed.in_batch < timed.deferred < math.inf
+    assert measure_costs(trainer, recipe, dataset).deferred == math.inf
+
+
 def test_a_small_catalogue_is_not_drawn_from_beyond_its_size():
-    assert chosen(0.2 / 95, 1e-9, num_items=100, B=256).sampler["num_uniform"] <= 100
+    assert chosen(0.2 / 95, num_items=100, B=256).sampler["num_uniform"] <= 100
 
 
 def test_later_items_are_masked_where_there_are_many():
     def of(later, masking, per_uniform=0.2 / 1000, num_items=100_000):
         facts = Facts(128, num_items, 0.001, normalized=True, later=later)
-        return decide(Costs(1.0, per_uniform, 0.2 / 1000, masking=masking), facts, 1.2)
+        return decide(Costs(1.0, per_uniform, masking=masking), facts, 1.2)
 
     masked = of(0.001, 0.1)
     assert masked.loss == {"mask_later": True}
@@ -140,8 +177,7 @@ def test_later_items_are_masked_where_there_are_many():
     assert few.sampler["num_uniform"] == 512
     expensive = of(0.5, 0.1, per_uniform=0.1)
     assert expensive.loss == {"mask_later": True}
-    assert expensive.sampler["capacity"] == 256  # half of the allowance is spent on the mask
-    assert of(0.5, 0.21, per_uniform=0.1).sampler == {"name": "in_batch"}  # and here all of it
+    assert expensive.sampler == {"name": "in_batch"}
     assert of(0.5, 0.01, num_items=300).sampler == {"name": "uniform", "num_negatives": 300}
 
 
@@ -160,7 +196,7 @@ def test_the_share_of_later_items_is_counted(dataset, recipe, monkeypatch):
 def test_a_run_trains_with_the_loss_that_was_chosen(dataset, recipe, tmp_path, monkeypatch):
     """Resumed too: to the bit what a recipe gives that states the choice."""
     choice = SamplerChoice({"name": "in_batch"}, "", {}, {"mask_later": True})
-    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_: choice)
+    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_, **__: choice)
     auto, run = replace(recipe, sampler=AUTO), tmp_path / "auto"
     with pytest.raises(RuntimeError, match="killed"):
         fit(dataset, auto, run, probe=_killed_at(25))
@@ -172,7 +208,7 @@ def test_a_run_trains_with_the_loss_that_was_chosen(dataset, recipe, tmp_path, m
 
 
 def test_the_statement_says_what_was_chosen_and_why():
-    text = str(chosen(0.2 / 300, 1e-5))
+    text = str(chosen(0.2 / 300))
     assert text.startswith("negatives chosen: mixed (num_uniform = 256), because an in-batch step")
     assert "1e+03 ms" in text
     assert "all 100,000 would not" in text
@@ -194,10 +230,7 @@ def test_expensive_towers_are_measured_as_such(dataset, recipe):
     expensive = measure_costs(build_trainer(in_batch, dataset, towers), recipe, dataset)
     assert 0 < plain.in_batch < expensive.in_batch
     assert expensive.per_uniform > 3 * plain.per_uniform
-    assert expensive.per_uniform > 3 * expensive.per_cached
-    assert (
-        min(plain.any_uniform, plain.any_cached, expensive.any_uniform, expensive.any_cached) >= 0
-    )
+    assert min(plain.any_uniform, expensive.any_uniform) >= 0
 
 
 def test_measuring_leaves_the_callers_towers_alone(dataset, recipe):
@@ -243,7 +276,7 @@ def test_bug_a_changed_choice_was_accepted(dataset, recipe, tmp_path):
 def test_bug_a_run_that_lost_its_choice_took_another(dataset, recipe, tmp_path, monkeypatch):
     auto, run = replace(recipe, sampler=AUTO), tmp_path / "run"
     choices = (SamplerChoice({"name": "mixed", "num_uniform": count}, "", {}) for count in (5, 3))
-    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_: next(choices))
+    monkeypatch.setattr("crossbatch.training.run.choose_sampler", lambda *_, **__: next(choices))
     with pytest.raises(RuntimeError, match="killed"):
         fit(dataset, auto, run, probe=_killed_at(25))
     (run / "config.json").unlink()

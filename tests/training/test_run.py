@@ -111,6 +111,17 @@ def test_evaluations_say_how_much_processor_time_training_took(finished):
     assert seconds[-1] == pytest.approx(result["cpu_seconds_per_1000_steps"] * 60 / 1000, abs=1e-3)
 
 
+@pytest.mark.parametrize(("features", "warned"), [(["*"], True), ([], False)])
+def test_late_gradients_for_weights_that_items_share_are_warned_of(
+    dataset, tmp_path, features, warned
+):
+    changes = [f"model.item_features={json.dumps(features)}", "train.max_steps=4"]
+    recipe = RECIPE.changed([*changes, 'sampler.item_gradient="deferred"'])
+    fit(dataset, recipe, tmp_path / "run", test=False)
+    messages = [entry["message"] for entry in journal(tmp_path / "run", "warning")]
+    assert any("the items share weights" in message for message in messages) == warned
+
+
 def test_restored_best_gives_the_best_metric(finished):
     """Pitfall 31: a shallow copy of the best weights keeps training."""
     out, _, result = finished

@@ -40,7 +40,8 @@ def reproduce(
     ] = None,
     models: Annotated[str, typer.Option(help="Comma-separated.")] = "youtube_dnn,gru4rec,mind",
     samplers: Annotated[
-        str, typer.Option(help="Comma-separated; balanced is CBNS with the repaired gradient.")
+        str,
+        typer.Option(help="Comma-separated; balanced, deferred: CBNS with other gradients."),
     ] = "uniform,in_batch,mixed,cross_batch,balanced",
     seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "0,1,2",
     sizes: Annotated[
@@ -81,6 +82,11 @@ def reproduce(
 
         dataset = open_dataset(data)
     base = _base_recipe(recipe, set_ or [])
+    if 0 < budget < 1 and not base.train.max_steps:
+        raise ConfigError(
+            f"--budget is {budget:g}, a share of train.max_steps, which the recipe leaves to the "
+            "data: give a number of steps, or --set train.max_steps=…"
+        )
     steps = _budget_steps(budget, base.train.max_steps)
     home = GridFolder(out if not steps or experiment == "search" else out / f"short-{steps}")
     facts = home.facts.get("dataset", {})

@@ -30,21 +30,24 @@ HEADER = """\
 
 # What `crossbatch demo` does: a sentence and a command each.
 DEMO = {
-    "Generate a log of 120,000 interactions and an item table": "synth --raw {out}/raw --seed 7 "
-    "--overwrite --quiet",
+    "Generate a log of 160,000 interactions and an item table": "synth --raw {out}/raw --seed 7 "
+    "--users 8000 --items 10000 --interactions 160000 --overwrite --quiet",
     "Filter, re-index, split by user, encode content": "prepare {out}/raw --out {out}/dataset "
     "--cold-items 0.05 --overwrite --quiet",
     "Train with the defaults, and a shorter race of towers": "train --data {out}/dataset "
     "--out {out}/default --set model.tower.race_seconds=20 --resume",
-    "Train with negatives from a memory bank (CBNS, balanced)": "train --recipe demo "
-    "--data {out}/dataset --out {out}/cross_batch --resume",
+    "Train in batches of 16 rows, as towers that fill the memory would": "train "
+    "--recipe small-batches --data {out}/dataset --out {out}/in_batch "
+    '--set sampler={{name="in_batch"}} --resume',
+    "The same with 2,432 more negatives from a memory bank": "train --recipe small-batches "
+    "--data {out}/dataset --out {out}/bank --resume",
     "Rank the whole catalogue for every test user, beside tuned baselines": "evaluate "
-    "{out}/default {out}/cross_batch",
+    "{out}/default {out}/in_batch {out}/bank",
     "Recommend for one user": "recommend {out}/default --user 3 -k 10",
     "Export a bundle: towers, vectors, ids, parity check": "export {out}/default "
     "--out {out}/bundle --force --quiet",
-    "Write a report: results, curves, diagnostics, settings": "report {out}/default "
-    "{out}/cross_batch --out {out}/report.html",
+    "Write a report: what the bank gains, curves, diagnostics, settings": "report {out}/default "
+    "{out}/in_batch {out}/bank --out {out}/report.html",
 }
 
 

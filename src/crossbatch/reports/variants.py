@@ -25,7 +25,7 @@ SAMPLER_NAMES = {
     "auto": "Auto",
 }
 # CBNS as published and with the repaired item gradient are different methods: never one name.
-GRADIENT_NAMES = {"paper": "as published", "balanced": "balanced", "split": "split"}
+GRADIENT_NAMES = {"paper": "as published", "balanced": "balanced", "deferred": "deferred"}
 
 REFERENCE = "in_batch"
 # Where and how a run was kept, not what it learned.
@@ -123,9 +123,10 @@ def telling_settings(variants: Sequence[Variant]) -> list[str]:
 
 
 def reference_of(variant: Variant, variants: Sequence[Variant]) -> Variant | None:
-    """The in-batch variant to compare with: same data and model, and the most similar otherwise.
+    """The in-batch variant to compare with: same data, model and batch size, else the most similar.
 
-    One that spares later items is a method of its own, and no reference where there is another.
+    A batch of another size has other negatives. One that spares later items is a method of its own,
+    and no reference where there is another.
     """
     same = [
         other
@@ -133,6 +134,7 @@ def reference_of(variant: Variant, variants: Sequence[Variant]) -> Variant | Non
         if other.first.sampler == REFERENCE
         and other.first.model == variant.first.model
         and other.first.dataset == variant.first.dataset
+        and other.options.get("train.batch_size") == variant.options.get("train.batch_size")
     ]
 
     def distance(other: Variant) -> tuple[bool, int]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from crossbatch.config import Recipe
 
 MODELS = ("youtube_dnn", "gru4rec", "mind")
+# A recipe that lets a race choose the tower names none: a model has what the race would give it.
+STRONG_TOWERS = {"youtube_dnn": '{pooling="recency"}'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ def _bank(item_gradient: str) -> Callable[[int, int], dict[str, Any]]:
 
 
 # At the paper's B = 128 these are the paper's numbers: 1280 uniform negatives, 1152 for MNS, and
-# M = 2432. "balanced" is CBNS with the repaired item gradient, "full" the full softmax, "spared"
-# in-batch sampling where no user's later items are negatives of theirs.
+# M = 2432. "balanced" and "deferred" are CBNS with a repaired item gradient, "full" the full
+# softmax, "spared" in-batch sampling where no user's later items are negatives of theirs.
 STRATEGIES: dict[str, Strategy] = {
     "uniform": Strategy("Uniform", lambda B, _: {"name": "uniform", "num_negatives": 10 * B}),
     "in_batch": Strategy("In-batch", lambda *_: {"name": "in_batch"}),
@@ -63,6 +65,9 @@ STRATEGIES: dict[str, Strategy] = {
         lambda *_: {"name": "in_batch"},
         overrides=("loss.mask_later=true",),
         settings_of="in_batch",
+    ),
+    "deferred": Strategy(
+        "Cross-batch, deferred", _bank("deferred"), banked=True, settings_of="balanced"
     ),
 }
 DEFAULT_STRATEGIES = ("uniform", "in_batch", "mixed", "cross_batch", "balanced")
@@ -147,8 +152,8 @@ class Design:
         """The run of one model, strategy and seed; `size` is the bank's, in batches."""
         if size == 0:
             strategy, size = "in_batch", None  # the same to the bit
-        own = [] if model == self.base.model.name else ["model.tower={}"]  # another tower's options
-        recipe = self.base.changed([f"model.name={model}", f"train.seed={seed}", *own])
+        named = [f"model.name={model}", f"train.seed={seed}", *self._tower(model)]
+        recipe = self.base.changed(named)
         recipe = replace(recipe, sampler=self._sampler(recipe, strategy, size))
         known = STRATEGIES[strategy]
         chosen = self.settings.get(model, {})
@@ -160,6 +165,13 @@ class Design:
         capacity = recipe.sampler.get("capacity")
         bank = "" if capacity == usual else f"-M{capacity}"
         return PlannedRun(f"runs/{model}-{strategy}{bank}-s{seed}", recipe)
+
+    def _tower(self, model: str) -> list[str]:
+        """Options of the user tower: the base recipe's own ones are for its own model."""
+        base = self.base.model.name
+        if model == base:
+            return []
+        return [f"model.tower={STRONG_TOWERS.get(model, '{}') if base == 'auto' else '{}'}"]
 
     def _sampler(self, recipe: Recipe, strategy: str, size: int | None) -> dict[str, Any]:
         """Options of a strategy; the base recipe's own win where it has the same sampler."""

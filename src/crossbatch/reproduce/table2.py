@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from crossbatch.reports.runs import Run
 
 METRICS = ("recall@50", "ndcg_comirec@50", "ndcg@50")
-BANKED = ("cross_batch", "balanced")
+BANKED = ("cross_batch", "balanced", "deferred")
 NOTE = (
     "Means over seeds ± sample standard deviation, in per cent; bold: best of the column. "
     "M = 0 is in-batch sampling, with its own settings; all other sizes have the settings of their "

@@ -8,14 +8,17 @@ The rule spends a fixed share of an in-batch step's time (`budget`) on further n
 it where our measurements say that it gains most (docs/negatives.md): on every item of the catalogue
 if they fit; else, for one normalised vector per user, on uniform items with gradient (with dot
 products or several interests they mostly did harm), every few steps where most of their cost does
-not depend on their number; and on cached vectors only where encoding an item is too expensive for
-that. Where users like many of the batch's items, items that a user liked later are first removed
-from its negatives.
+not depend on their number. Where batches are small and items are rows of a table, it takes a bank
+with deferred gradients before all of these if the budget allows it, as it does where the user tower
+is expensive; for items that share weights no bank gained (docs/concepts/when-a-bank-pays.md). Where
+users like many of the batch's items, items that a user liked later are first removed from its
+negatives.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -27,6 +30,7 @@ import torch
 
 from crossbatch.errors import DataError
 from crossbatch.files import SEAL, seal_is_broken
+from crossbatch.models import ItemTower
 from crossbatch.negatives import Candidates, CrossBatchSampler, Queries, known_positives_mask
 from crossbatch.queries import feature_rows
 from crossbatch.training.build import AUTO, build_sampler, build_trainer, draw_batches
@@ -44,25 +48,21 @@ if TYPE_CHECKING:
 
 MARGIN = 0.7  # share of the allowance that is spent: a long run costs more than a short timing
 INTERVALS = (1, 2, 4)  # steps from one draw of uniform items to the next
-MOST_UNIFORM, MOST_CACHED = 8, 16  # in batches: about the paper's 1152 and 2432 at B = 128
+MOST_UNIFORM = 8  # in batches: about the paper's 1152 at B = 128
 LATER_SHARE = 0.001  # of a batch's columns that the row's user likes later; fewer change nothing
 LATER_BATCHES = 16  # in which the share is counted
-# A bank without options to tune: unbiased, no warm-up, switched off where it does harm.
-SAFE_BANK = {
-    "item_gradient": "balanced",
-    "warmup_steps": 0,
-    "max_staleness": 0.1,
-    "max_repeats": 1.0,
-    "guard": True,
-}
+# Where a bank pays (benchmarks/bank_rule.py): batches of at most so many rows, and at least as many
+# equally likely items as the bank has rows.
+BANK_BATCH, BANK_ROWS = 64, 2432
+BANK_WARM_UP = 0.1  # of the steps
 # Timing.
 ROUNDS = 15  # the samplers are timed in turn, so that a busy machine slows all of them
 WARM_UP = 3  # first rounds, not counted
 BLOCK = 4  # steps in a row; the first, with caches as the others left them, is not counted
 DRAWN = 64  # batches drawn to time drawing: they are made in blocks
 LEAST = 1e-9  # seconds of a column: noise may make a difference of timings negative
-# Columns added for timing, in batches: few for the fixed cost, many for the cost of each.
-UNIFORM_PROBES, CACHED_PROBES = (0.25, 4), (1, 8)
+# Uniform items added for timing, in batches: few for the fixed cost, many for the cost of each.
+PROBES = (0.25, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,9 @@ class Facts:
     normalized: bool  # whether vectors have length 1
     later: float = 0.0  # share of a batch's columns that the row's user likes later
     interests: int = 1  # vectors of a user
+    table: bool = False  # whether an item is a row of a table and shares no weights with others
+    steps: int = 0  # of the training
+    alone: bool = True  # whether one process trains
 
 
 def recorded_choice(folder: Path, config: Mapping[str, Any]) -> SamplerChoice | None:
@@ -123,13 +126,19 @@ def recorded_choice(folder: Path, config: Mapping[str, Any]) -> SamplerChoice | 
 
 
 def choose_sampler(
-    recipe: Recipe, dataset: Dataset, model: torch.nn.Module | None = None
+    recipe: Recipe,
+    dataset: Dataset,
+    model: torch.nn.Module | None = None,
+    *,
+    alone: bool = True,
 ) -> SamplerChoice:
-    """Measure the towers, the caller's `model` or those of the recipe, and choose."""
+    """Measure the towers, the caller's `model` or those of the recipe, and choose.
+
+    Deferred gradients are for a process that trains `alone`.
+    """
     budget = recipe.sampler.get("budget", AUTO["budget"])
     plain = replace(recipe, sampler={"name": "in_batch"})
     trainer = build_trainer(plain, dataset, copy.deepcopy(model))
-    costs = measure_costs(trainer, recipe, dataset)
     train = recipe.train
     q = dataset.sampling_law(train.min_history, train.sample_by, train.newest_days)
     facts = Facts(
@@ -139,8 +148,11 @@ def choose_sampler(
         recipe.model.normalize,
         later_share(recipe, dataset),
         _interests(trainer, recipe, dataset),
+        is_table(trainer.model),
+        train.max_steps,
+        alone,
     )
-    return decide(costs, facts, budget)
+    return decide(measure_costs(trainer, recipe, dataset, bank_pays(facts)), facts, budget)
 
 
 def decide(costs: Costs, facts: Facts, budget: float) -> SamplerChoice:
@@ -148,25 +160,26 @@ def decide(costs: Costs, facts: Facts, budget: float) -> SamplerChoice:
     spare = MARGIN * (budget - 1) * costs.in_batch
     masks = facts.later >= LATER_SHARE  # gains more than further negatives in the same time
     spare -= costs.masking if masks else 0.0
+    most = costs.in_batch + spare
     uniform = {n: (n * spare - costs.any_uniform) / costs.per_uniform for n in INTERVALS}
-    cached = (spare - costs.any_cached) / costs.per_cached
-    sampler, choice = _affordable(uniform, cached, facts)
+    sampler, choice = _affordable(uniform, facts)
+    if bank_pays(facts) and sampler["name"] != "uniform" and costs.deferred <= most:
+        sampler, choice = _deferred_bank(costs, facts)
     measured = {
         "in_batch_ms": 1e3 * costs.in_batch,
         "any_uniform_us": 1e6 * costs.any_uniform,
         "uniform_column_us": 1e6 * costs.per_uniform,
-        "any_cached_us": 1e6 * costs.any_cached,
-        "cached_column_us": 1e6 * costs.per_cached,
         "num_items": facts.num_items,
         "equally_likely_items": 1 / facts.collision,
         "later_share": facts.later,
         "masking_us": 1e6 * costs.masking,
         "budget": budget,
     }
+    if bank_pays(facts):
+        measured["deferred_ms"] = 1e3 * costs.deferred
     reason = (
         f"an in-batch step takes {measured['in_batch_ms']:.3g} ms here, uniform items "
-        f"{measured['any_uniform_us']:.3g} µs and {measured['uniform_column_us']:.3g} µs each, "
-        f"cached ones {measured['any_cached_us']:.3g} and {measured['cached_column_us']:.3g} µs; "
+        f"{measured['any_uniform_us']:.3g} µs and {measured['uniform_column_us']:.3g} µs each; "
         f"within {budget:g} times the step {choice}"
     )
     if masks:
@@ -174,10 +187,8 @@ def decide(costs: Costs, facts: Facts, budget: float) -> SamplerChoice:
     return SamplerChoice(sampler, reason, measured, {"mask_later": True} if masks else {})
 
 
-def _affordable(
-    uniform: Mapping[int, float], cached: float, facts: Facts
-) -> tuple[dict[str, Any], str]:
-    """The sampler for so many uniform (by interval) or cached columns, and the reason in words."""
+def _affordable(uniform: Mapping[int, float], facts: Facts) -> tuple[dict[str, Any], str]:
+    """The sampler for so many uniform columns, by interval, and the reason in words."""
     B, num_items = facts.batch_size, facts.num_items
     if num_items <= uniform[1]:
         choice = f"all {num_items:,} items fit, which is the full softmax"
@@ -191,11 +202,31 @@ def _affordable(
         choice = f"{count} uniform items beside the batch{often} fit; all {num_items:,} would not"
         sampler = {"name": "mixed", "num_uniform": count}
         return sampler | ({} if interval == 1 else {"every": interval}), choice
-    if cached >= B:
-        capacity = _rounded(cached, B, MOST_CACHED * B)
-        choice = f"encoding items is too expensive, {capacity} cached vectors fit"
-        return {"name": "cross_batch", "capacity": capacity} | SAFE_BANK, choice
     return {"name": "in_batch"}, "nothing more fits than the batch's own items"
+
+
+def bank_pays(facts: Facts) -> bool:
+    """Whether our map of batch sizes, towers and catalogues says that a bank gains."""
+    small = facts.batch_size <= BANK_BATCH and 1 / facts.collision >= BANK_ROWS
+    return small and facts.table and facts.normalized and facts.interests == 1 and facts.alone
+
+
+def _deferred_bank(costs: Costs, facts: Facts) -> tuple[dict[str, Any], str]:
+    times = costs.deferred / costs.in_batch
+    choice = (
+        f"{BANK_ROWS} cached vectors with deferred gradients fit, at {times:.3g} times the step: "
+        f"batches of {facts.batch_size} and {1 / facts.collision:,.0f} equally likely items gain "
+        "from them"
+    )
+    options = {"capacity": BANK_ROWS, "item_gradient": "deferred"}
+    warm_up = {"warmup_steps": int(BANK_WARM_UP * facts.steps)}
+    return {"name": "cross_batch"} | options | warm_up, choice
+
+
+def is_table(model: object) -> bool:
+    """Whether a model's item tower is nothing but a row for each item."""
+    tower = getattr(model, "item_tower", None)
+    return isinstance(tower, ItemTower) and tower.layers is None
 
 
 def _against_uniform(facts: Facts) -> str:
@@ -246,19 +277,21 @@ class Costs:
 
     in_batch: float
     per_uniform: float  # a column that is encoded, with gradient
-    per_cached: float  # a column out of a bank
     any_uniform: float = 0.0  # fixed cost of having any
-    any_cached: float = 0.0
     masking: float = 0.0  # of later items
+    deferred: float = math.inf  # a whole step with a bank and deferred gradients
 
 
-def measure_costs(trainer: Trainer, recipe: Recipe, dataset: Dataset) -> Costs:
-    """Time in-batch, uniform and cached columns; the trainer's towers are trained by that."""
+def measure_costs(trainer: Trainer, recipe: Recipe, dataset: Dataset, bank: bool = False) -> Costs:
+    """Time in-batch steps, uniform columns, and a deferred `bank` if it is asked for.
+
+    The trainer's towers are trained by that.
+    """
     B = recipe.train.batch_size
     device = trainer.log_temperature.device
     samplers = {
         name: build_sampler(replace(recipe, sampler=options), dataset).to(device)
-        for name, options in _probes(B, dataset.num_items).items()
+        for name, options in _probes(B, dataset.num_items, bank).items()
     }
     batches = draw_batches(recipe.train, dataset, later=True)
     taken: dict[str, list[float]] = {name: [] for name in samplers}
@@ -271,13 +304,12 @@ def measure_costs(trainer: Trainer, recipe: Recipe, dataset: Dataset) -> Costs:
             taken[name].append(fmean([_step_seconds(trainer, batch) for batch in block][1:]))
     seconds = {name: min(steps[WARM_UP:]) for name, steps in taken.items()}
     base = seconds["in_batch"]
-    few, many = (min(max(1, int(share * B)), dataset.num_items) for share in UNIFORM_PROBES)
+    few, many = (min(max(1, int(share * B)), dataset.num_items) for share in PROBES)
     any_uniform, per_uniform = _line(base, (few, seconds["few"]), (many, seconds["uniform"]))
-    few, many = (int(share * B) for share in CACHED_PROBES)
-    any_cached, per_cached = _line(base, (few, seconds["few_cached"]), (many, seconds["cached"]))
     drawing = _drawing_seconds(recipe, dataset, True) - _drawing_seconds(recipe, dataset, False)
     masking = max(seconds["masked"] - base + drawing, 0.0)
-    return Costs(base, per_uniform, per_cached, any_uniform, any_cached, masking)
+    deferred = seconds.get("deferred", math.inf)
+    return Costs(base, per_uniform, any_uniform, masking, deferred)
 
 
 def _line(base: float, few: tuple[int, float], many: tuple[int, float]) -> tuple[float, float]:
@@ -317,15 +349,13 @@ def _fill(sampler: CrossBatchSampler, item_ids: Tensor) -> None:
         sampler.observe(Candidates(vectors, item_ids, sampler.log_q(item_ids)))
 
 
-def _probes(B: int, num_items: int) -> Mapping[str, dict[str, Any]]:
-    few, many = (min(max(1, int(share * B)), num_items) for share in UNIFORM_PROBES)
-    bank = {"name": "cross_batch", "item_gradient": "balanced", "warmup_steps": 0}
-    few_cached, many_cached = ({"capacity": int(share * B)} for share in CACHED_PROBES)
-    return {
+def _probes(B: int, num_items: int, bank: bool) -> Mapping[str, dict[str, Any]]:
+    few, many = (min(max(1, int(share * B)), num_items) for share in PROBES)
+    probes = {
         "in_batch": {"name": "in_batch"},
         "masked": {"name": "in_batch"},
         "few": {"name": "mixed", "num_uniform": few},
         "uniform": {"name": "mixed", "num_uniform": many},
-        "few_cached": bank | few_cached,
-        "cached": bank | many_cached,
     }
+    options = {"capacity": BANK_ROWS, "item_gradient": "deferred", "warmup_steps": 0}
+    return probes | ({"deferred": {"name": "cross_batch"} | options} if bank else {})

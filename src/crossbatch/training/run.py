@@ -19,7 +19,7 @@ import torch
 from crossbatch.errors import DataError, DivergedError, Interrupted
 from crossbatch.files import sealed
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
-from crossbatch.training.auto_sampler import choose_sampler, recorded_choice
+from crossbatch.training.auto_sampler import choose_sampler, is_table, recorded_choice
 from crossbatch.training.build import build_trainer, draw_batches, pick_device, resolve
 from crossbatch.training.distributed.start import check_alike, together
 from crossbatch.training.distributed.trainer import RankTrainer
@@ -85,6 +85,11 @@ class Evaluator(Protocol):
 # result becomes a journal line "probe". A probe whose measurements span several steps has an
 # attribute `measuring`, true during one: a run stopped then resumes from the checkpoint before it.
 Probe = Callable[["Trainer", int], "Mapping[str, Any] | None"]
+SHARED_WEIGHTS = (
+    'sampler.item_gradient is "deferred", and the items share weights (content, layers or an '
+    "encoder): gradients that come late did harm to such towers wherever we measured it; use "
+    '"balanced", or in-batch negatives'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +215,8 @@ def _restored(
 def _chosen_once(plan: Plan, folder: RunFolder) -> SamplerChoice:
     """What an `"auto"` sampler stands for, chosen by the first session of a run."""
     choice = recorded_choice(folder.path, folder.config())
-    choice = choice or choose_sampler(plan.recipe, plan.dataset, plan.model)
+    alone = plan.ranks is None
+    choice = choice or choose_sampler(plan.recipe, plan.dataset, plan.model, alone=alone)
     if plan.ranks is not None:  # each rank has measured for itself
         choice = plan.ranks.collect_objects(choice)[0]
     plan.progress.say(str(choice))
@@ -270,6 +276,10 @@ class Session:
         if trainer.step == 0:
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             self.journal.write("start", 0, time=now, environment=environment())
+            if self.plan.recipe.sampler.get("item_gradient") == "deferred" and not is_table(
+                trainer.model
+            ):
+                self.journal.write("warning", 0, message=SHARED_WEIGHTS)
         else:
             self.journal.write("resume", trainer.step)
         progress.start(trainer.step, self.plan.recipe.train.max_steps)
