@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from crossbatch.kernels.large_pages import on_large_pages
-from crossbatch.kernels.row_updates import RowRead
+from crossbatch.kernels.row_gradients import RowRead
 from crossbatch.kernels.table_rows import gather_rows, sum_rows
 
 from .checks import check_at_least_one

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from crossbatch.kernels.row_updates import RowRead
+    from crossbatch.kernels.row_gradients import RowRead
     from crossbatch.models import EmbeddingTable
 
 
