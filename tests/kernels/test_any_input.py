@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from crossbatch import kernels
 from crossbatch.kernels import OPS
-from crossbatch.kernels.row_updates import AdamRates, RowRead, RowUpdates
+from crossbatch.kernels.row_gradients import RowRead
+from crossbatch.kernels.row_updates import AdamRates, RowUpdates
 from crossbatch.kernels.skipped_steps import SkippedSteps
 
 from .test_contract import CASES, NO_GRADIENT, check, each_tensor, operation_of, tensors

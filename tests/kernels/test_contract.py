@@ -10,7 +10,7 @@ import torch
 from crossbatch import kernels
 from crossbatch.kernels import OPS, switched_off
 from crossbatch.kernels.ragged import real_entries
-from crossbatch.kernels.softmax_rows import Columns
+from crossbatch.kernels.softmax_blocks import Columns
 
 SIZES = {"one history": [3], "several": [3, 0, 5, 1], "empty ones": [0, 0], "none": []}
 

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from crossbatch.kernels.row_updates import gradient_of_each_id
+from crossbatch.kernels.row_gradients import gradient_of_each_id
 from crossbatch.models import EmbeddingTable
 from crossbatch.models.embedding import read_side_by_side
 

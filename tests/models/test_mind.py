@@ -165,7 +165,7 @@ def test_padding_changes_neither_draws_nor_random_state():
 
 def test_routing_draws_are_standard_normal_truncated_at_two():
     torch.manual_seed(0)
-    logits = MIND(8)._first_logits(torch.arange(10_000) % 20)
+    logits = MIND(8)._random_logits(10_000)
     assert logits.shape == (10_000, 4)
     assert logits.abs().max() <= 2
     assert logits.mean().item() == pytest.approx(0, abs=0.02)

@@ -12,7 +12,7 @@ from torch import nn
 
 from crossbatch.config import Recipe
 from crossbatch.kernels import switched_off
-from crossbatch.kernels.row_updates import gradient_of_each_id
+from crossbatch.kernels.row_gradients import gradient_of_each_id
 from crossbatch.models import MODELS, EmbeddingTable, ItemTower, TwoTower
 from crossbatch.models.history import History
 from crossbatch.negatives import SAMPLERS, Corpus, InBatchSampler

@@ -1,15 +1,12 @@
-"""Updates of the rows of an embedding table that a batch has read, by Adam or row-wise Adagrad.
+"""Steps of Adam and row-wise Adagrad over the rows of an embedding table that a batch has read.
 
-A batch reads popular rows several times, and rows that were summed share one gradient. So a step
-first adds up the gradients of each distinct row, then moves those rows. The rows lie anywhere in
-tables larger than any cache, and the time goes into waiting for memory: the compiled forms ask for
-rows a little before they need them, and make no temporary tensors.
+The rows lie anywhere in tables larger than any cache, and the time goes into waiting for memory:
+the compiled forms ask for rows a little before they need them, and make no temporary tensors.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,8 +14,6 @@ from torch import Tensor
 
 from crossbatch.kernels.compiler import (
     Array,
-    array,
-    check_ids,
     check_shapes,
     compiled,
     compiled_reordered,
@@ -27,62 +22,20 @@ from crossbatch.kernels.compiler import (
     np,
     usable,
 )
+from crossbatch.kernels.row_gradients import RowSums, sum_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from crossbatch.kernels.row_gradients import RowRead
+
 AHEAD = 6  # rows requested before they are needed
 LINE = 16  # float32 values of a cache line
-SCATTER = 2_654_435_761  # an odd number near 2³²/φ: neighbours get far from each other
-FEWEST_IDS = 1024  # to have room for
 
 # Compiled code runs without the interpreter's lock, and two threads may train one table.
 _ONE_AT_A_TIME = threading.Lock()
 
 prefetch_line, floats_at = intrinsic("prefetch_line"), intrinsic("floats_at")
-copy = intrinsic("copy")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowRead:
-    """Rows that a forward pass took from a table.
-
-    Attributes:
-        ids: `[n]` rows of the table.
-        leaf: `[m, ≥ d]` what the towers saw, a leaf of autograd's graph: its gradient is theirs.
-        sizes: `[m]` how many consecutive ids each row of `leaf` is the sum of; None where every
-            id has its own.
-        columns: Those of `leaf` that are of this table; others are of tables read beside it.
-    """
-
-    ids: Tensor
-    leaf: Tensor
-    sizes: Tensor | None = None
-    columns: slice = field(default_factory=lambda: slice(None))
-
-    @property
-    def gradient(self) -> Tensor | None:
-        """`[m, d]` gradient of the rows or of their sums; None where there is none."""
-        return None if self.leaf.grad is None else self.leaf.grad[:, self.columns]
-
-
-def sum_gradients(reads: Sequence[RowRead], padding_row: int | None) -> tuple[Tensor, Tensor]:
-    """Distinct rows `[n]` of reads, and the sum of their gradients `[n, d]`, in plain torch."""
-    ids = torch.cat([read.ids for read in reads])
-    gradients = torch.cat([gradient_of_each_id(read) for read in reads])
-    if padding_row is not None:
-        real = (ids != padding_row).nonzero().squeeze(1)
-        ids, gradients = ids[real], gradients.index_select(0, real)
-    rows, where = ids.unique(return_inverse=True)
-    total = gradients.new_zeros(rows.shape[0], gradients.shape[1])
-    return rows, total.index_add_(0, where, gradients)
-
-
-def gradient_of_each_id(read: RowRead) -> Tensor:
-    """`[n, d]` gradient of each id of a read."""
-    gradient = read.gradient
-    assert gradient is not None
-    return gradient if read.sizes is None else gradient.repeat_interleave(read.sizes, dim=0)
 
 
 class AdamRates(NamedTuple):
@@ -106,7 +59,7 @@ class RowUpdates:
 
     def __init__(self, padding_row: int | None = None) -> None:
         self.padding_row = padding_row
-        self._room = 0
+        self._sums: RowSums | None = None  # needs NumPy, which the plain forms do not
 
     def adam(
         self,
@@ -129,12 +82,10 @@ class RowUpdates:
             step: Number of this step.
             rates: Of this step.
         """
-        check_adam_tables(weight, first, second, touched)
-        if _compilable(weight, first, second, touched):
+        tables = adam_arrays(weight, first, second, touched)
+        if tables is not None:
             with _ONE_AT_A_TIME:
-                count = self._add_up(reads, *weight.shape)
-                tables = [tensor.numpy() for tensor in (weight, first, second, touched)]
-                _adam(count, self._rows, self._sources, *tables, step, tuple(rates))
+                _adam(*self._added_up(reads, weight), *tables, step, tuple(rates))
             return
         rows, gradient = sum_gradients(reads, self.padding_row)
         mean = first.index_select(0, rows).lerp_(gradient, rates.inertia)
@@ -160,148 +111,41 @@ class RowUpdates:
             eps: Added to the root.
         """
         check_shapes(squares=(squares, (len(weight),)))
-        if _compilable(weight, squares):
+        if usable(weight, squares) and weight.is_contiguous() and squares.is_contiguous():
             with _ONE_AT_A_TIME:
-                count = self._add_up(reads, *weight.shape)
-                tables = weight.numpy(), squares.numpy()
-                _adagrad(count, self._rows, self._sources, *tables, lr, eps)
+                sums = self._added_up(reads, weight)
+                _adagrad(*sums, weight.numpy(), squares.numpy(), lr, eps)
             return
         rows, gradient = sum_gradients(reads, self.padding_row)
         total = squares[rows] + gradient.square().mean(dim=1)
         squares[rows] = total
         weight[rows] -= lr * gradient / (total.sqrt() + eps).unsqueeze(1)
 
-    def _add_up(self, reads: Sequence[RowRead], num_rows: int, dim: int) -> int:
-        """Number of distinct rows, after adding up their gradients in memory that is kept."""
-        num_ids = sum([read.ids.shape[0] for read in reads])
-        if num_ids > self._room or self._totals.shape[1] != dim:
-            self._make_room(max(2 * num_ids, FEWEST_IDS), dim)
-        self._places.fill(-1)
-        # `_sources` point into these until the next call.
-        self._gradients = [array(read.leaf.grad) for read in reads if read.leaf.grad is not None]
-        padding = -1 if self.padding_row is None else self.padding_row
-        none, count = np.empty(0, dtype=np.int64), 0
-        for read, gradient in zip(reads, self._gradients, strict=True):
-            sizes = none if read.sizes is None else array(read.sizes)
-            column = read.columns.start or 0
-            _check_read(read, num_rows=len(gradient), width=gradient.shape[1] - column, dim=dim)
-            count = _add_read(
-                array(read.ids), sizes, gradient, column, padding, num_rows,
-                self._places, self._rows, self._sources, self._totals, count,
-            )  # fmt: skip
-            if count < 0:
-                raise IndexError(
-                    f"ids of a read must be rows of the table, 0 to {num_rows - 1}, and as many as "
-                    "its sizes say"
-                )
-        return count
-
-    def _make_room(self, num_ids: int, dim: int) -> None:
-        self._room = num_ids
-        self._rows, self._sources = np.empty((2, num_ids), dtype=np.int64)
-        self._totals = np.empty((num_ids, dim), dtype=np.float32)
-        self._places = np.empty(2 ** (2 * num_ids - 1).bit_length(), dtype=np.int32)
+    def _added_up(self, reads: Sequence[RowRead], weight: Tensor) -> tuple[int, Array, Array]:
+        """The number of distinct rows, the rows, and the addresses of their gradients."""
+        self._sums = self._sums or RowSums(self.padding_row)
+        return self._sums.add_up(reads, *weight.shape), self._sums.rows, self._sums.sources
 
 
-def check_adam_tables(weight: Tensor, first: Tensor, second: Tensor, touched: Tensor) -> None:
-    """Raise `ValueError` unless moments `[R, d]` and last steps `[R]` int32 fit the weights."""
-    shape = tuple(weight.shape)
-    check_shapes(first=(first, shape), second=(second, shape), touched=(touched, shape[:1]))
-    if len(shape) != 2 or touched.dtype != torch.int32:
-        raise ValueError(
-            f"weight must be [R, d] and touched int32, got {list(shape)} and {touched.dtype}"
-        )
+def adam_arrays(
+    weight: Tensor, first: Tensor, second: Tensor, touched: Tensor
+) -> tuple[Array, ...] | None:
+    """The tables of Adam for compiled code; None where that cannot write to them in place.
 
-
-def _check_read(read: RowRead, *, num_rows: int, width: int, dim: int) -> None:
-    """Raise `ValueError` unless a gradient `[num_rows, width]` can be that of a read."""
-    check_ids(ids=read.ids)
-    if read.sizes is not None:
-        check_ids(sizes=read.sizes)
-    sources = read.ids if read.sizes is None else read.sizes
-    if len(sources) != num_rows or width < dim:
-        raise ValueError(
-            f"the gradient of a read must be [{len(sources)}, {dim}] or wider, got "
-            f"[{num_rows}, {width}]"
-        )
-
-
-def _compilable(*tables: Tensor) -> bool:
-    """Whether compiled code can write to these tables in place."""
-    floats = [table for table in tables if table.dtype != torch.int32]
-    whole = all(table.is_contiguous() and table.is_cpu for table in tables)
-    return whole and usable(*floats)
-
-
-@compiled
-def _add_read(
-    ids: Array,
-    sizes: Array,
-    gradient: Array,
-    column: int,
-    padding: int,
-    num_rows: int,
-    places: Array,
-    rows: Array,
-    sources: Array,
-    totals: Array,
-    count: int,
-) -> int:
-    """Add one read to the distinct rows and the sums of their gradients.
-
-    Most rows are read once: their sum is the gradient where it lies, and is not copied.
-
-    Args:
-        ids: `[n]` rows of the table.
-        sizes: `[m]` how many ids each row of `gradient` is of, or empty where every id has its own.
-        gradient: `[m, ≥ column + d]`.
-        column: Its first column that counts.
-        padding: Row to leave out, or −1.
-        num_rows: Rows of the table.
-        places: Hash table of a power of two of int32, more than there are ids: where in `rows` a
-            row is, −1 for nothing. It stays in the cache, which a number for each row would not.
-        rows: `[≥ count + n]` int64, distinct rows so far.
-        sources: `[≥ count + n]` int64, addresses of the sums of their gradients.
-        totals: `[≥ count + n, d]` memory for sums of several.
-        count: Number of rows so far.
-
-    Returns:
-        The number of rows; −1 for an id that is out of range, or sizes that do not add up.
+    Raises:
+        ValueError: Unless moments `[R, d]` and last steps `[R]` int32 fit the weights `[R, d]`.
     """
-    d, last_bits = totals.shape[1], places.shape[0] - 1
-    bag, left = -1, 0
-    for n in range(ids.shape[0]):
-        row = ids[n]
-        while left == 0:
-            bag += 1
-            if bag >= gradient.shape[0]:
-                return -1
-            left = sizes[bag] if sizes.shape[0] else 1
-            if left < 0:
-                return -1
-        left -= 1
-        if not 0 <= row < num_rows:
-            return -1
-        if row == padding:
-            continue
-        source = gradient[bag, column : column + d]
-        place = ((row * SCATTER) >> 16) & last_bits
-        while places[place] >= 0 and rows[places[place]] != row:
-            place = (place + 1) & last_bits
-        slot = places[place]
-        if slot < 0:
-            places[place] = count
-            rows[count] = row
-            sources[count] = source.ctypes.data
-            count += 1
-        else:
-            total = totals[slot]
-            if sources[slot] != total.ctypes.data:
-                copy(floats_at(sources[slot], d), total)
-                sources[slot] = total.ctypes.data
-            for k in range(d):
-                total[k] += source[k]
-    return count
+    shape = weight.shape
+    alike = first.shape == shape == second.shape and touched.shape == shape[:1]
+    if not alike or len(shape) != 2 or touched.dtype != torch.int32:
+        raise ValueError(
+            f"weight, first and second must be [R, d] and touched [R] int32, got {list(shape)}, "
+            f"{list(first.shape)}, {list(second.shape)}, {list(touched.shape)} {touched.dtype}"
+        )
+    tables = (weight, first, second, touched)
+    if not usable(weight, first, second) or not all(table.is_contiguous() for table in tables):
+        return None
+    return tuple([table.numpy() for table in tables])
 
 
 @compiled

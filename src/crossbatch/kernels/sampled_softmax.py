@@ -32,12 +32,13 @@ from crossbatch.kernels.compiler import (
     refuse_second_derivative,
 )
 from crossbatch.kernels.ragged import check_stops, lengths
-from crossbatch.kernels.softmax_rows import (
+from crossbatch.kernels.softmax_blocks import (
     Columns,
+    Gradients,
     as_type,
     logsumexp_by_row,
     row_of_query,
-    softmax_rows_,
+    softmax_blocks,
 )
 
 if TYPE_CHECKING:
@@ -136,6 +137,12 @@ def _check(
     for tensor in (users, own_vectors, *vectors, columns.log_q, columns.own_log_q):
         if not tensor.is_floating_point():
             raise ValueError(f"vectors and log q must be floating point, got {tensor.dtype}")
+    for tensor in (users, *vectors):
+        if tensor.dim() != 2 or tensor.shape[1] != users.shape[1]:
+            raise ValueError(
+                f"users and vectors must be [n, d] with one d, got {list(users.shape)} and "
+                f"{list(tensor.shape)}"
+            )
     if columns.own is None:
         check_shapes(own_vectors=(own_vectors, (B, users.shape[-1])))
     described = (columns.log_q, columns.own_log_q, columns.row_keys, columns.column_keys, exclude)
@@ -170,7 +177,7 @@ class _SampledSoftmax(torch.autograd.Function):
         if mean and any(ctx.needs_input_grad):
             scale = columns.own_log_q.new_full((B,), 1 / B)
         with no_autocast(users.device):
-            losses, gradients = _blocks(ctx, scale, users, own, log_weights, *vectors)
+            losses, gradients = _losses(ctx, scale, users, own, log_weights, *vectors)
         ctx.save_for_backward(*gradients if mean else (users, own, log_weights, *vectors))
         return losses.mean() if mean else losses
 
@@ -184,11 +191,11 @@ class _SampledSoftmax(torch.autograd.Function):
                 gradients = [None if each is None else each * factor for each in gradients]
         else:
             with no_autocast(gradients[0].device):
-                _, gradients = _blocks(ctx, grad, *gradients)
+                _, gradients = _losses(ctx, grad, *gradients)
         return None, None, None, None, *gradients
 
 
-def _blocks(
+def _losses(
     ctx: Any,
     scale: Tensor | None,
     users: Tensor,
@@ -210,96 +217,40 @@ def _blocks(
     dtype = torch.promote_types(users.dtype, torch.float32)
     u, parts = as_type(users, dtype).contiguous(), [as_type(part, dtype) for part in vectors]
     P, B, N = u.shape[0], columns.row_keys.shape[0], columns.column_keys.shape[0]
-    weights = u.new_zeros(P) if log_weights is None else as_type(log_weights, dtype)
-    stops = torch.arange(1, P + 1, device=u.device) if ctx.stops is None else ctx.stops
     own_rows = None  # [P, d] the own vector of each query's row
     if own is not None:
         own_rows = as_type(own, dtype)
         if ctx.stops is not None:
-            own_rows = own_rows[row_of_query(columns, stops)]
+            own_rows = own_rows[row_of_query(columns, ctx.stops)]
+    gradients = Gradients.of(u, own_rows, parts, ctx.live, wanted=scale is not None)
     # Rows begin at full cache lines, or the products would take an eighth longer.
     width = (N + (own is not None) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
     size = ctx.block_rows or max(FEWEST_ROWS, CACHED_SCORES // max(width, 1))
-    firsts = range(0, B, max(1, size * B // max(P, 1)))  # rows that begin a block
-    lasts = [*firsts[1:], B]
-    ends = [int(stops[last - 1]) for last in lasts] if ctx.stops is not None else lasts
-    starts = [0, *ends[:-1]]
-    most = max([end - start for start, end in zip(starts, ends, strict=True)], default=0)
-    block, losses = u.new_empty(most, width), u.new_empty(B)
-    ones = torch.ones_like(losses) if scale is None else as_type(scale, dtype)
-    gradients = _Gradients(u, own_rows, parts, ctx.live) if scale is not None else None
-    for first, last, start, end in zip(firsts, lasts, starts, ends, strict=True):
-        some, scores = u[start:end], block[: end - start]
-        places = scores.narrow(1, 0, N).split([len(part) for part in parts], dim=1)
-        for place, part in zip(places, parts, strict=True):
-            torch.mm(some, part.t(), out=place)
-        if own_rows is not None:
-            scores[:, N] = torch.linalg.vecdot(some, own_rows[start:end])
-        losses[first:last], pulls = softmax_rows_(
-            columns.rows(first, last),
-            scores,
-            weights[start:end],
-            stops[first:last] - start,
-            ones[first:last],
-        )
-        if gradients is not None:
-            gradients.add(start, end, some, scores, places, pulls)
-    if gradients is None:
+    losses = softmax_blocks(
+        columns,
+        u,
+        own_rows,
+        parts,
+        u.new_zeros(P) if log_weights is None else as_type(log_weights, dtype),
+        torch.arange(1, P + 1, device=u.device) if ctx.stops is None else ctx.stops,
+        u.new_ones(B) if scale is None else as_type(scale, dtype),
+        gradients,
+        rows=max(1, size * B // max(P, 1)),
+        width=width,
+    )
+    if scale is None:
         return losses, ()
-    found = gradients.found(columns.push)
-    if own is not None and ctx.stops is not None:  # each row's own vector serves all its queries
+    of_own = gradients.own
+    if of_own is not None and own is not None and ctx.stops is not None:
+        # Each row's own vector serves all its queries.
         summed = torch.zeros_like(own, dtype=dtype)
-        found[1] = summed.index_add_(0, row_of_query(columns, stops), found[1])
-    if log_weights is None:
-        found[2] = None
-    return losses, found
-
-
-class _Gradients:
-    """Gradients that add up over the blocks of rows."""
-
-    def __init__(
-        self, u: Tensor, own: Tensor | None, parts: Sequence[Tensor], live: Sequence[bool]
-    ) -> None:
-        self.own_vectors, self.parts = own, parts
-        self.users = torch.empty_like(u) if parts else torch.zeros_like(u)
-        self.own = None if own is None else torch.empty_like(u)
-        self.log_weights = u.new_empty(u.shape[0])
-        self.columns = [
-            torch.empty_like(part, memory_format=torch.contiguous_format) if needed else None
-            for part, needed in zip(parts, live, strict=True)
-        ]
-
-    def add(
-        self,
-        start: int,
-        stop: int,
-        some: Tensor,
-        block: Tensor,
-        places: Sequence[Tensor],
-        log_weights: Tensor,
-    ) -> None:
-        """Take in queries `start` to `stop`, whose block of scores has become one of gradients."""
-        users = self.users[start:stop]
-        first = 0 if start == 0 else 1  # what there was before counts from the second block on
-        for i, (place, part) in enumerate(zip(places, self.parts, strict=True)):
-            torch.addmm(users, place, part, beta=0 if i == 0 else 1, out=users)
-            column = self.columns[i]
-            if column is not None:
-                torch.addmm(column, place.t(), some, beta=first, out=column)
-        if self.own is not None and self.own_vectors is not None:
-            pull = block[:, sum([place.shape[1] for place in places])].unsqueeze(1)
-            users.addcmul_(self.own_vectors[start:stop], pull)
-            torch.mul(some, pull, out=self.own[start:stop])
-        self.log_weights[start:stop] = log_weights
-
-    def found(self, push: Sequence[float]) -> list[Any]:
-        """All of them, in the order of the arguments."""
-        columns = [
-            gradient if gradient is None or factor == 1 else gradient * factor
-            for gradient, factor in zip(self.columns, push, strict=True)
-        ]
-        return [self.users, self.own, self.log_weights, *columns]
+        of_own = summed.index_add_(0, row_of_query(columns, ctx.stops), of_own)
+    of_columns = [
+        None if not live else gradient if factor == 1 else gradient * factor
+        for live, gradient, factor in zip(ctx.live, gradients.columns, columns.push, strict=True)
+    ]
+    of_weights = None if log_weights is None else gradients.log_weights
+    return losses, (gradients.users, of_own, of_weights, *of_columns)
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:

@@ -47,7 +47,7 @@ from crossbatch.kernels.compiler import (
     np,
     usable,
 )
-from crossbatch.kernels.row_updates import AHEAD, check_adam_tables, prefetch_rows
+from crossbatch.kernels.row_updates import AHEAD, adam_arrays, prefetch_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,19 +115,15 @@ class SkippedSteps:
             step: Step to reach.
         """
         self.reach(step)
-        check_adam_tables(weight, first, second, touched)
-        tables = (weight, first, second)
-        if usable(*tables, ids=[ids]) and all(t.is_contiguous() for t in (*tables, touched)):
-            check_ids(ids=ids)
-            arrays = [tensor.numpy() for tensor in (*tables, touched, self.sums, self.decay)]
-            known = _catch_up(
-                array(ids), *arrays[:4], step, *arrays[4:], self.betas[1], self.eps,
-                FIRST_FLAT_STEP,
-            )  # fmt: skip
-            if not known:
-                raise IndexError(f"ids must be rows of the table, 0 to {len(weight) - 1}")
-        else:
+        tables = adam_arrays(weight, first, second, touched)
+        if tables is None or not usable(ids=[ids]):
             self._make_up(ids.unique(), weight, first, second, touched, step)
+            return
+        check_ids(ids=ids)
+        arrays = self.sums.numpy(), self.decay.numpy()
+        rates = self.betas[1], self.eps, FIRST_FLAT_STEP
+        if not _catch_up(array(ids), *tables, step, *arrays, *rates):
+            raise IndexError(f"ids must be rows of the table, 0 to {len(weight) - 1}")
 
     def _grow(self, start: int, stop: int) -> None:
         horizon = len(self.decay)

@@ -49,10 +49,15 @@ def gather_rows(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> Tensor:
     return rows
 
 
+def bag_sizes(offsets: Tensor, num_ids: int) -> Tensor:
+    """`[B]` number of ids of bags that begin at `offsets` `[B]`."""
+    return offsets.diff(append=offsets.new_full((1,), num_ids))
+
+
 def sum_definition(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) -> Tensor:
     """As `sum_rows`."""
     n = len(ids[0])
-    sizes = offsets.diff(append=offsets.new_tensor([n]))
+    sizes = bag_sizes(offsets, n)
     # torch's own function reads past the end for offsets that do not begin at 0 or that fall.
     if bool((sizes < 0).any()) or (n > 0 and not (offsets[:1] == 0).any()):
         raise IndexError(f"offsets must rise from 0 to at most {n}, the number of ids")
@@ -92,7 +97,7 @@ def _check(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> None:
     check_device(*tables, *ids)
     for table, own in zip(tables, ids, strict=True):
         check_ids(ids=own)
-        if table.dim() != 2 or len(own) != len(ids[0]):
+        if table.dim() != 2 or own.shape != ids[0].shape:
             raise ValueError(
                 f"tables must be [R, d] and ids [{len(ids[0])}], got {list(table.shape)} and "
                 f"{list(own.shape)}"

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from crossbatch.kernels.large_pages import on_large_pages
-from crossbatch.kernels.row_updates import RowRead
-from crossbatch.kernels.table_rows import gather_rows, sum_rows
+from crossbatch.kernels.row_gradients import RowRead
+from crossbatch.kernels.table_rows import bag_sizes, gather_rows, sum_rows
 
 from .checks import check_at_least_one
 
@@ -106,12 +106,6 @@ class EmbeddingTable(RowTable):
             )
         return mean_side_by_side([(self, ids)], offsets)
 
-    def remember(self, read: RowRead) -> None:
-        """Tell the optimiser of a read whose gradient comes with the backward pass."""
-        if self.row_optimizer and torch.is_grad_enabled() and self.weight.requires_grad:
-            read.leaf.requires_grad_()
-            self.row_optimizer.after_read(read)
-
     def __getstate__(self) -> dict[str, Any]:
         # A copy has rows of its own, which the optimiser of the original does not update.
         return {**self.__dict__, "row_optimizer": None}
@@ -129,10 +123,7 @@ def read_side_by_side(lookups: Sequence[tuple[EmbeddingTable, Tensor]]) -> Tenso
     """
     if any(table.row_optimizer is None for table, _ in lookups):
         return torch.cat([table(ids) for table, ids in lookups], dim=-1)
-    for table, ids in lookups:
-        assert table.row_optimizer is not None
-        table.row_optimizer.before_read(ids)
-    rows = gather_rows([table.weight.detach() for table, _ in lookups], [ids for _, ids in lookups])
+    rows = gather_rows(*_prepared(lookups))
     _remember(lookups, rows, None)
     return rows
 
@@ -146,24 +137,34 @@ def mean_side_by_side(lookups: Sequence[tuple[EmbeddingTable, Tensor]], offsets:
     """
     if any(table.row_optimizer is None for table, _ in lookups):
         return torch.cat([table.mean(ids, offsets) for table, ids in lookups], dim=-1)
+    sums = sum_rows(*_prepared(lookups), offsets)
+    sizes = bag_sizes(offsets, lookups[0][1].shape[0])  # [N]
+    _remember(lookups, sums, sizes)
+    return sums / sizes.clamp(min=1).unsqueeze(1)
+
+
+def _prepared(
+    lookups: Sequence[tuple[EmbeddingTable, Tensor]],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The weights of tables whose rows are up to date, and the ids to read."""
     for table, ids in lookups:
         assert table.row_optimizer is not None
         table.row_optimizer.before_read(ids)
-    num_ids = lookups[0][1].shape[0]
-    sizes = offsets.diff(append=offsets.new_tensor([num_ids]))  # [N]
-    weights = [table.weight.detach() for table, _ in lookups]
-    sums = sum_rows(weights, [ids for _, ids in lookups], offsets)
-    _remember(lookups, sums, sizes)
-    return sums / sizes.clamp(min=1).unsqueeze(1)
+    return [table.weight.detach() for table, _ in lookups], [ids for _, ids in lookups]
 
 
 def _remember(
     lookups: Sequence[tuple[EmbeddingTable, Tensor]], leaf: Tensor, sizes: Tensor | None
 ) -> None:
     """Tell the optimisers of tables that were read into one leaf, row by row or in bags."""
+    if not torch.is_grad_enabled():
+        return
     first = 0
     for table, ids in lookups:
-        table.remember(RowRead(ids, leaf, sizes, slice(first, first + table.dim)))
+        if table.row_optimizer and table.weight.requires_grad:
+            leaf.requires_grad_()
+            columns = slice(first, first + table.dim)
+            table.row_optimizer.after_read(RowRead(ids, leaf, sizes, columns))
         first += table.dim
 
 

@@ -105,17 +105,23 @@ class MIND(nn.Module):
 
     def _ragged(self, history: History, sizes: Tensor, absent: Tensor | None) -> Tensor:
         items, stops = history
-        rows = torch.arange(len(stops), device=stops.device)
-        of_item = rows.repeat_interleave(sizes, output_size=len(items))  # [P] its history
-        position = torch.arange(len(items), device=stops.device) - (stops - sizes)[of_item]
-        logits = self._first_logits(position)  # [P, K]
+        logits = self._random_logits(items.shape[0])  # [P, K]
+        if logits is None or absent is not None:
+            rows = torch.arange(len(stops), device=stops.device)
+            of_item = rows.repeat_interleave(sizes, output_size=len(items))  # [P] its history
+        if logits is None:
+            positions = torch.arange(len(items), device=stops.device) - (stops - sizes)[of_item]
+            logits = self.fixed_logits[positions % FIXED_POSITIONS]
         if absent is not None:
             logits = logits.masked_fill(absent[of_item, :, 0], -torch.inf)
         return routed_interests(items, stops, logits, self.iterations, *self._weights())
 
     def _padded(self, history: History, sizes: Tensor, absent: Tensor | None) -> Tensor:
         vectors, mask = history.padded()
-        logits = self._first_logits(torch.arange(mask.shape[1], device=mask.device))
+        logits = self._random_logits(mask.shape[1])
+        if logits is None:
+            positions = torch.arange(mask.shape[1], device=mask.device)
+            logits = self.fixed_logits[positions % FIXED_POSITIONS]
         logits = logits.T.expand(mask.shape[0], -1, -1)  # [B, K, L]
         if absent is not None:
             logits = logits.masked_fill(absent, -torch.inf)
@@ -133,12 +139,11 @@ class MIND(nn.Module):
             dense = (layer.weight, layer.bias)
         return self.bilinear.weight, self.bilinear.bias, *dense
 
-    def _first_logits(self, positions: Tensor) -> Tensor:
-        """First routing logits `[P, K]` of items at these positions `[P]` of their histories."""
+    def _random_logits(self, num_items: int) -> Tensor | None:
+        """Fresh routing logits `[P, K]` of so many items; None where the fixed ones are used."""
         if self.routing == "random" and (self.training or self.stochastic_evaluation):
-            drawn = truncated_normal(len(positions), self.num_interests)
-            return drawn.to(self.fixed_logits)
-        return self.fixed_logits[positions % FIXED_POSITIONS]
+            return truncated_normal(num_items, self.num_interests).to(self.fixed_logits)
+        return None
 
     def _absent(self, sizes: Tensor) -> Tensor:
         """True `[B, K, 1]` for interests that a history of `sizes` `[B]` is too short to have."""

@@ -25,8 +25,9 @@ def hard_readout(interests: Tensor, target: Tensor, power: float = 1.0) -> Tenso
     """
     del power
     best = _scores(interests, target).argmax(dim=1)  # [B]
-    rows = torch.arange(best.shape[0], device=best.device)
-    return interests[rows, best]
+    B, K, _ = interests.shape
+    # Of the flat rows: the backward pass of one index is several times as fast as that of two.
+    return interests.flatten(0, 1).index_select(0, best + K * torch.arange(B, device=best.device))
 
 
 def soft_readout(interests: Tensor, target: Tensor, power: float = 1.0) -> Tensor:

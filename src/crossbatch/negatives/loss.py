@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from crossbatch.kernels.sampled_softmax import definition, sampled_softmax
-from crossbatch.kernels.softmax_rows import Columns
+from crossbatch.kernels.softmax_blocks import Columns
 from crossbatch.negatives.masks import MASKS
 from crossbatch.queries import Queries
 

@@ -8,7 +8,7 @@ from crossbatch.config import PAPER, Recipe
 from crossbatch.data import Dataset
 from crossbatch.evaluation.distributed import ItemShards
 from crossbatch.evaluation.runs import RunEvaluator
-from crossbatch.kernels.row_updates import sum_gradients
+from crossbatch.kernels.row_gradients import sum_gradients
 from crossbatch.retrieval import ExactIndex, TopK
 from crossbatch.training.build import build_trainer, resolve
 from crossbatch.training.distributed.ranks import Ranks

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from crossbatch.kernels.row_updates import RowRead
+from crossbatch.kernels.row_gradients import RowRead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

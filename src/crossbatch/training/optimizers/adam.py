@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from crossbatch.kernels.row_updates import sum_gradients
+from crossbatch.kernels.row_gradients import sum_gradients
 from crossbatch.models import EmbeddingTable
 from crossbatch.models.embedding import RowTable
 from crossbatch.training.optimizers.dense_adam import DenseAdam

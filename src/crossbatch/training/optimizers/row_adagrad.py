@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from crossbatch.kernels.row_updates import RowRead
+    from crossbatch.kernels.row_gradients import RowRead
     from crossbatch.models import EmbeddingTable
 
 EPS = 1e-8
@@ -44,7 +44,6 @@ class RowAdagrad(RowOptimizer):
         self.squares = weight.new_zeros(weight.shape[0])  # s: [R]
         self._updates = RowUpdates(table.padding_row)
 
-    @torch.no_grad()
     def apply(self, reads: list[RowRead]) -> None:
         """Move the rows that were read by the gradients of the reads."""
         lr = self.rate_of(self.steps)

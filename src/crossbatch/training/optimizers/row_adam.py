@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from crossbatch.kernels.row_updates import RowRead
+    from crossbatch.kernels.row_gradients import RowRead
     from crossbatch.models import EmbeddingTable
 
 
@@ -70,7 +70,6 @@ class RowAdam(RowOptimizer):
             self.before_read(read.ids)
         self.reads = reads
 
-    @torch.no_grad()
     def apply(self, reads: list[RowRead]) -> None:
         """Move the rows that were read by the gradients of the reads."""
         rates = self._rates(self.steps)
@@ -78,7 +77,6 @@ class RowAdam(RowOptimizer):
             reads, self.table.weight.data, self.first, self.second, self.touched, self.steps, rates
         )
 
-    @torch.no_grad()
     def flush(self, *, chunk: int = 16_384) -> None:
         """Bring the whole table to the current step; before evaluation or export."""
         if self.dense:
@@ -115,7 +113,6 @@ class RowAdam(RowOptimizer):
             getattr(self, name).copy_(state[name])
         self.forget()
 
-    @torch.no_grad()
     def _catch_up(self, ids: Tensor) -> None:
         weight = self.table.weight.data
         self._skipped.catch_up(ids, weight, self.first, self.second, self.touched, self.steps)

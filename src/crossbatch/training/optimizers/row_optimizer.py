@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from crossbatch.kernels.row_updates import RowRead
+    from crossbatch.kernels.row_gradients import RowRead
     from crossbatch.models import EmbeddingTable
 
 

@@ -1,13 +1,14 @@
-"""A block of softmax scores into losses and gradients, in place: the inside of `sampled_softmax`.
+"""Losses and gradients of a softmax, in blocks of rows: the inside of `sampled_softmax`.
 
-As torch operations this is nine passes over the block; compiled, it is one over each row while the
-row is in the cache.
+The scores of a block turn into gradients in place. As torch operations that is nine passes over the
+block; compiled, it is one over each row while the row is in the cache.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,11 +25,14 @@ from crossbatch.kernels.compiler import (
 )
 from crossbatch.kernels.ragged import lengths
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 BUCKETS = 1024
 LOWEST = -2139095041  # the ordered bits of −inf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Columns:
     """The N columns of a softmax over B rows, besides their vectors.
 
@@ -66,47 +70,159 @@ class Columns:
         )
 
 
-def softmax_rows_(
-    columns: Columns, block: Tensor, log_weights: Tensor, stops: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Turn a block `[p, ≥ N]` of scores into the gradients of the losses, in place.
+@dataclass(slots=True)
+class Gradients:
+    """Room for the gradients of a softmax; empty tensors stand for those that nobody wants.
 
-    Behind the N columns stands the score of the row's own positive, unless it is among them.
+    Attributes:
+        users: `[P, d]` of the queries.
+        own: `[P, d]` of the own vector of each query's row; None where it is among the columns.
+        log_weights: `[P]`.
+        columns: `[n_i, d]` of each group of columns.
+    """
+
+    users: Tensor
+    own: Tensor | None
+    log_weights: Tensor
+    columns: list[Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        u: Tensor,
+        own: Tensor | None,
+        parts: Sequence[Tensor],
+        live: Sequence[bool],
+        *,
+        wanted: bool,
+    ) -> Gradients:
+        """Room for those of queries `[P, d]`, own vectors and the live ones of some columns."""
+        P, d = u.shape if wanted else (0, u.shape[1])
+        sizes = [
+            len(part) if needed and wanted else 0 for part, needed in zip(parts, live, strict=True)
+        ]
+        return cls(
+            u.new_zeros(P, d) if not parts else u.new_empty(P, d),
+            None if own is None else u.new_empty(P, d),
+            u.new_empty(u.shape[0]),
+            [u.new_empty(size, d) for size in sizes],
+        )
+
+
+def softmax_blocks(
+    columns: Columns,
+    u: Tensor,
+    own: Tensor | None,
+    parts: Sequence[Tensor],
+    log_weights: Tensor,
+    stops: Tensor,
+    scale: Tensor,
+    gradients: Gradients,
+    *,
+    rows: int,
+    width: int,
+) -> Tensor:
+    """Losses `[B]`; writes the gradients that there is room for.
 
     Args:
-        columns: Those of the b rows of the block.
-        block: Scores of p queries.
-        log_weights: `[p]`.
-        stops: `[b]` where the queries of each row end.
-        scale: `[b]` weight of each loss.
-
-    Returns:
-        The losses `[b]`, and the gradients `[p]` of the log-weights.
+        columns: The N columns.
+        u: `[P, d]` queries, without gaps.
+        own: `[P, d]` own vector of each query's row; None where it is among the columns.
+        parts: `[n_i, d]` vectors of the columns.
+        log_weights: `[P]`.
+        stops: `[B]` where the queries of each row end.
+        scale: `[B]` weight of each loss.
+        gradients: Written.
+        rows: Rows of a block.
+        width: Scores that a query has room for; one more than N if there are own vectors.
     """
-    if not usable(block, columns.log_q, columns.own_log_q, log_weights, scale):
-        return _softmax_rows_plain(columns, block, log_weights, stops, scale)
-    losses, pulls = scale.new_empty(scale.shape), log_weights.new_empty(log_weights.shape)
-    nothing = np.empty((0, 0), dtype=np.bool_)
-    _softmax_rows(
-        block.numpy(),
+    B, losses = scale.shape[0], u.new_empty(scale.shape)
+    most = rows
+    if u.shape[0] != B:  # several queries a row
+        ends = [0, *stops[rows - 1 :: rows].tolist(), len(u)]
+        most = max(end - start for start, end in pairwise(ends))
+    block = u.new_empty(min(most, u.shape[0]), width)
+    if not parts or not usable(u, columns.log_q, columns.own_log_q, log_weights, scale):
+        _plain_blocks(
+            columns, u, own, parts, log_weights, stops, scale, gradients, rows, block, losses
+        )
+        return losses
+    nothing = np.empty((0, u.shape[1]), dtype=np.float32)
+    exclude = np.empty((0, 0), dtype=np.bool_)
+    _blocks(
+        rows,
+        array(u),
+        nothing if own is None else array(own),
+        tuple([array(part) for part in parts]),
         array(log_weights),
         array(stops),
         array(columns.log_q),
         array(columns.row_keys),
         array(columns.column_keys),
-        nothing if columns.exclude is None else array(columns.exclude),
+        exclude if columns.exclude is None else array(columns.exclude),
         array(columns.own_log_q),
         -1 if columns.own is None else columns.own,
         array(scale),
+        block.numpy(),
         losses.numpy(),
-        pulls.numpy(),
+        gradients.users.numpy(),
+        nothing if gradients.own is None else gradients.own.numpy(),
+        gradients.log_weights.numpy(),
+        tuple([gradient.numpy() for gradient in gradients.columns]),
     )
-    return losses, pulls
+    return losses
 
 
-def _softmax_rows_plain(
+def _plain_blocks(
+    columns: Columns,
+    u: Tensor,
+    own: Tensor | None,
+    parts: Sequence[Tensor],
+    log_weights: Tensor,
+    stops: Tensor,
+    scale: Tensor,
+    gradients: Gradients,
+    rows: int,
+    block: Tensor,
+    losses: Tensor,
+) -> None:
+    """`softmax_blocks` in plain torch."""
+    N, start = columns.column_keys.shape[0], 0
+    for first in range(0, scale.shape[0], rows):
+        last = min(first + rows, scale.shape[0])
+        end = int(stops[last - 1])
+        some, scores = u[start:end], block[: end - start]
+        places = scores.narrow(1, 0, N).split([len(part) for part in parts], dim=1)
+        for place, part in zip(places, parts, strict=True):
+            torch.mm(some, part.t(), out=place)
+        if own is not None:
+            scores[:, N] = torch.linalg.vecdot(some, own[start:end])
+        losses[first:last], gradients.log_weights[start:end] = _plain_rows(
+            columns.rows(first, last), scores, log_weights[start:end], stops[first:last] - start,
+            scale[first:last],
+        )  # fmt: skip
+        if len(gradients.users):
+            users = gradients.users[start:end]
+            for i, (place, part) in enumerate(zip(places, parts, strict=True)):
+                torch.addmm(users, place, part, beta=0 if i == 0 else 1, out=users)
+                found = gradients.columns[i]
+                if len(found):
+                    torch.addmm(found, place.t(), some, beta=0 if first == 0 else 1, out=found)
+            if own is not None and gradients.own is not None:
+                pull = scores[:, N].unsqueeze(1)
+                users.addcmul_(own[start:end], pull)
+                torch.mul(some, pull, out=gradients.own[start:end])
+        start = end
+
+
+def _plain_rows(
     columns: Columns, block: Tensor, log_weights: Tensor, stops: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """Turn a block `[p, ≥ N]` of scores into the gradients of the losses, in place.
+
+    Behind the N columns stands the score of the row's own positive, unless it is among them.
+    Returns the losses `[b]`, and the gradients `[p]` of the log-weights.
+    """
     N, queries = columns.column_keys.shape[0], torch.arange(len(block), device=block.device)
     row = row_of_query(columns, stops)  # [p]
     at = torch.full_like(row, N) if columns.own is None else columns.own + row
@@ -152,6 +268,67 @@ def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 exponential, float_as_bits = intrinsic("exponential"), intrinsic("float_as_bits")
 bits_as_float = intrinsic("bits_as_float")
+product, product_t = intrinsic("product"), intrinsic("product_t")
+t_product = intrinsic("t_product")
+
+
+@compiled_reordered
+def _blocks(
+    rows: int,
+    u: Array,
+    own_rows: Array,
+    parts: Any,
+    log_weights: Array,
+    stops: Array,
+    log_q: Array,
+    row_keys: Array,
+    column_keys: Array,
+    exclude: Array,
+    own_log_q: Array,
+    own: int,
+    scale: Array,
+    block: Array,
+    losses: Array,
+    grad_users: Array,
+    grad_own: Array,
+    grad_log_weights: Array,
+    grad_parts: Any,
+) -> None:
+    """`softmax_blocks`; `own` is −1 for own vectors beside the columns, `exclude` may be empty."""
+    B, N, d = stops.shape[0], column_keys.shape[0], u.shape[1]
+    start = 0
+    for first in range(0, B, rows):
+        last = min(first + rows, B)
+        end = stops[last - 1]
+        some, scores, at = u[start:end], block[: end - start], 0
+        for i in range(len(parts)):
+            product_t(some, parts[i], scores[:, at : at + parts[i].shape[0]], 0)
+            at += parts[i].shape[0]
+        for p in range(scores.shape[0] if own < 0 else 0):
+            total = np.float32(0)
+            for k in range(d):
+                total += some[p, k] * own_rows[start + p, k]
+            scores[p, N] = total
+        _softmax_rows(
+            scores, log_weights[start:end], stops[first:last] - start, log_q, row_keys[first:last],
+            column_keys, exclude[first:last], own_log_q[first:last],
+            own + first if own >= 0 else -1, scale[first:last], losses[first:last],
+            grad_log_weights[start:end],
+        )  # fmt: skip
+        if grad_users.shape[0] > 0:
+            at = 0
+            for i in range(len(parts)):
+                place = scores[:, at : at + parts[i].shape[0]]
+                product(place, parts[i], grad_users[start:end], 0 if i == 0 else 1)
+                if grad_parts[i].shape[0] > 0:
+                    t_product(place, some, grad_parts[i], 0 if first == 0 else 1)
+                at += parts[i].shape[0]
+            for p in range(scores.shape[0] if own < 0 else 0):
+                pull = scores[p, N]
+                for k in range(d):
+                    grad_users[start + p, k] += pull * own_rows[start + p, k]
+                    grad_own[start + p, k] = pull * some[p, k]
+        start = end
 
 
 @compiled_reordered
@@ -169,7 +346,11 @@ def _softmax_rows(
     losses: Array,
     pulls: Array,
 ) -> None:
-    """`softmax_rows_`; `own` is −1 for a score behind the columns, `exclude` may be empty."""
+    """Turn scores into the gradients of the losses, in place, and write the losses `[b]`.
+
+    `pulls` `[p]` become the gradients of the log-weights. `own` is the column of the first row's
+    own positive, or −1 where its score stands behind the columns.
+    """
     B, N = stops.shape[0], column_keys.shape[0]
     start = 0
     for r in range(B):
