@@ -23,6 +23,7 @@ TIMES = ("seconds_per_1000_steps", "cpu_seconds_per_1000_steps", "convergence_mi
 RECIPE = replace(WITH_FEATURES, model=replace(WITH_FEATURES.model, item_features=()))
 TORCHRUN = (
     "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+    "--rdzv-conf", "join_timeout=1800,keep_alive_max_attempt=360",
     "--nproc-per-node", "2", "--max-restarts", "1",
 )  # fmt: skip
 LONG = replace(RECIPE, train=replace(RECIPE.train, max_steps=200, eval_every=100, patience=99))
