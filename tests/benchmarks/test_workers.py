@@ -13,7 +13,7 @@ import time
 from peers.serve import serve
 
 def busy():
-    end = time.process_time() + 0.002
+    end = time.process_time() + 0.01
     while time.process_time() < end:
         pass
 
@@ -41,7 +41,7 @@ def test_cpu_time_counts_work_and_not_waiting(worker):
     for name in ("busy", "idle"):
         worker.prepare(name, 1, 9.0)
     cpu, wall = worker.steps("busy", 10)
-    assert 0.002 <= cpu <= 1.01 * wall  # the two clocks differ a little
+    assert 0.01 <= cpu <= 1.01 * wall  # the two clocks differ a little
     idle_cpu, idle_wall = worker.steps("idle", 10)
     assert idle_wall >= 0.002
     assert idle_cpu < cpu / 2

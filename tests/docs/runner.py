@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sample_files import SampleFiles
 
 SHELL_ONLY = re.compile(r"[|&;<>$`]")  # a command with one of these needs a shell
-SERVER_START = 600.0  # seconds; long, because tests may run on a busy machine
+SERVER_START = 1800.0  # seconds; long, because tests may run on a busy machine
 
 
 class Runner:
@@ -57,7 +57,7 @@ class Runner:
         """Stop the servers."""
         for server in self.servers:
             server.terminate()
-            server.wait(timeout=300)
+            server.wait(timeout=SERVER_START)
 
     def _command(self, command: str, block: Block) -> None:
         if block.background:

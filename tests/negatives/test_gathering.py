@@ -29,7 +29,7 @@ def found(tmp_path_factory):
         for rank in range(2)
     ]
     try:
-        errors = [worker.communicate(timeout=600)[1].decode() for worker in workers]
+        errors = [worker.communicate(timeout=1800)[1].decode() for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

@@ -50,7 +50,7 @@ document.getElementById("probe").textContent = JSON.stringify(probe);
 
 def browse(page: Path, profile: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", *flags, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True)
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from crossbatch.training.run_folder import in_use
 from .conftest import BASE
 
 TIMES = ("seconds_per_1000_steps", "cpu_seconds_per_1000_steps", "convergence_minutes")
-# Long enough to be killed in the middle.
-LONG = BASE.changed(["train.max_steps=2000", "train.eval_every=250", "train.patience=100"])
+# Until it is killed, however slow the machine is.
+ENDLESS = BASE.changed([f"train.{key}=1_000_000_000" for key in ("max_steps", "patience")])
 
 
 def grid_of(recipe, *strategies):
@@ -35,7 +35,11 @@ def result(path):
     return {key: value for key, value in content.items() if key not in TIMES}
 
 
-def wait_until(true, timeout=600):
+def checkpoints(run):
+    return list((run / "checkpoints").glob("step-*"))
+
+
+def wait_until(true, timeout=1800):
     deadline = time.monotonic() + timeout
     while not true():
         assert time.monotonic() < deadline, "nothing happened"
@@ -65,16 +69,18 @@ def start(cells, dataset, out, jobs=2):
 
 @pytest.mark.slow
 def test_sigkill_then_the_same_grid_gives_what_an_undisturbed_one_gives(dataset, tmp_path):
-    cells = grid_of(LONG, "in_batch", "cross_batch")
+    cells = grid_of(ENDLESS, "in_batch", "cross_batch")
     out = tmp_path / "grid"
     runs = [out / cell.folder for cell in cells]
     grid = start(cells, dataset, out)
-    wait_until(lambda: all(any((run / "checkpoints").glob("step-*")) for run in runs))
+    wait_until(lambda: all(checkpoints(run) for run in runs))
     grid.send_signal(signal.SIGKILL)
     grid.wait()
     # Workers notice that their grid is gone, save and end: none trains on unnoticed.
     wait_until(lambda: not any(in_use(run) for run in runs))
-    assert not any((run / "result.json").exists() for run in runs)
+    steps = max(int(path.name.partition("-")[2]) for run in runs for path in checkpoints(run))
+    longer = ENDLESS.changed([f"train.max_steps={steps + 30}"])
+    cells = grid_of(longer, "in_batch", "cross_batch")
     again = run_grid(cells, dataset, out, jobs=2)
     assert again.finished == cells
     for cell, run in zip(cells, runs, strict=True):
@@ -85,22 +91,22 @@ def test_sigkill_then_the_same_grid_gives_what_an_undisturbed_one_gives(dataset,
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_polite_stop_saves_every_run(dataset, tmp_path, number):
-    cells = grid_of(LONG, "in_batch")
+    cells = grid_of(ENDLESS, "in_batch")
     run = tmp_path / cells[0].folder
     grid = start(cells, dataset, tmp_path)
     wait_until(lambda: (run / "journal.jsonl").is_file())
     wait_until(lambda: b'"train"' in (run / "journal.jsonl").read_bytes())
     grid.send_signal(number)
-    assert grid.wait(timeout=600) == 130
+    assert grid.wait(timeout=1800) == 130
     assert not in_use(run)
-    assert any((run / "checkpoints").glob("step-*"))
+    assert checkpoints(run)
 
 
 @pytest.mark.slow
 def test_two_grids_on_one_folder_share_the_work(dataset, tmp_path):
     cells = grid_of(BASE, "in_batch", "uniform", "mixed")
     grids = [start(cells, dataset, tmp_path, jobs=1) for _ in range(2)]
-    assert [grid.wait(timeout=900) for grid in grids] == [0, 0]
+    assert [grid.wait(timeout=1800) for grid in grids] == [0, 0]
     for cell in cells:
         journal = (tmp_path / cell.folder / "journal.jsonl").read_text()
         assert journal.count('"event": "start"') == 1

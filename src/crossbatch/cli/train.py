@@ -313,8 +313,7 @@ def _print_evaluation(
     _print_rows(opponents.HEADS, lines, f"Baselines, tuned on {deciding}", words=2)
     for path in runs:
         run = read_run(Path(path))
-        beside = opponents.opponents(run.opponents.get("baselines", {}))
-        sentence = opponents.time_to_quality(path, run.journal, beside)
+        sentence = opponents.time_to_quality(path, run.journal, opponents.tuned(run))
         if sentence:
             typer.echo(f"{deciding}: {sentence}")
 

@@ -8,7 +8,7 @@ towers that are random at evaluation are those of one process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,14 +30,10 @@ class ItemShards:
         ranks: This process among the others.
         vectors: `[n + 1, d]` vectors of this rank's items, row 0 unused; n may be 0.
         first_id: Id of the first of them.
-        num_items: Items of all ranks.
     """
 
-    exact: ClassVar[bool] = True
-
-    def __init__(self, ranks: Ranks, vectors: Tensor, first_id: int, num_items: int) -> None:
-        self.ranks, self.vectors = ranks, vectors
-        self.first_id, self.num_items = first_id, num_items
+    def __init__(self, ranks: Ranks, vectors: Tensor, first_id: int) -> None:
+        self.ranks, self.vectors, self.first_id = ranks, vectors, first_id
 
     def search(self, interests: Tensor | Queries, k: int, *, exclude: Tensor | None = None) -> TopK:
         """As `ExactIndex.search` over the items of all ranks."""
@@ -60,6 +56,7 @@ class ItemShards:
         return TopK(found.scores, torch.where(found.item_ids > 0, found.item_ids + shift, 0))
 
 
+@torch.no_grad()
 def shared_index(
     ranks: Ranks,
     model: ItemEncoder,
@@ -69,20 +66,6 @@ def shared_index(
     on_items: OnItems | None = None,
 ) -> ItemShards:
     """The index of a catalogue of which every rank encodes and keeps a share."""
-    vectors, first_id = encode_share(ranks, model, num_items, device=device, on_items=on_items)
-    return ItemShards(ranks, vectors, first_id, num_items)
-
-
-@torch.no_grad()
-def encode_share(
-    ranks: Ranks,
-    model: ItemEncoder,
-    num_items: int,
-    *,
-    device: torch.device | str = "cpu",
-    on_items: OnItems | None = None,
-) -> tuple[Tensor, int]:
-    """This rank's item vectors `[n + 1, d]` after a row 0 of zeros, and the first one's id."""
     own = ranks.share(num_items)
     each = -(-num_items // ranks.size)
     places = torch.arange(ranks.rank * each, (ranks.rank + 1) * each, device=device)
@@ -93,18 +76,14 @@ def encode_share(
         if on_items is not None:
             on_items(min(each, sum(map(len, vectors))), each)
     found = torch.cat(vectors)[: own.stop - own.start]
-    return torch.cat([found.new_zeros(1, found.shape[1]), found]), own.start + 1
+    rows = torch.cat([found.new_zeros(1, found.shape[1]), found])
+    return ItemShards(ranks, rows, own.start + 1)
 
 
 def encode_together(
-    ranks: Ranks,
-    model: ItemEncoder,
-    num_items: int,
-    *,
-    device: torch.device | str = "cpu",
-    on_items: OnItems | None = None,
+    ranks: Ranks, model: ItemEncoder, num_items: int, *, on_items: OnItems | None = None
 ) -> Tensor:
     """All item vectors `[num_items + 1, d]`, of which every rank has encoded a share."""
-    vectors, _ = encode_share(ranks, model, num_items, device=device, on_items=on_items)
+    vectors = shared_index(ranks, model, num_items, on_items=on_items).vectors
     gathered = ranks.gather(vectors[1:], num_items)
     return torch.cat([gathered.new_zeros(1, gathered.shape[1]), gathered])

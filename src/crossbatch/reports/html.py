@@ -24,7 +24,7 @@ from crossbatch.files import write_file
 from crossbatch.reports import formatting, plots, summary, svg
 from crossbatch.reports.comparison import MARKS_NOTE, Comparison, Row, compare
 from crossbatch.reports.formatting import NOTHING, metric_name
-from crossbatch.reports.journal import number
+from crossbatch.reports.journal import follow, number
 from crossbatch.reports.opponents import HEADS, TUNED_NOTE, opponent_tables
 from crossbatch.reports.variants import Variant, differing_keys, group_runs, telling_settings
 
@@ -197,7 +197,7 @@ def _run_texts(run: Run, metric: str) -> list[str]:
 
 def _environment(run: Run) -> dict[str, str]:
     start = run.journal.of("start")
-    found = run.config.get("environment") or (start[0].get("environment") if start else None)
+    found = run.config.get("environment") or follow(start[0] if start else {}, "environment")
     values = found if isinstance(found, Mapping) else {}
     version = {"crossbatch": str(run.config["version"])} if "version" in run.config else {}
     return version | {

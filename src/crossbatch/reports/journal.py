@@ -50,7 +50,7 @@ class Journal:
         """
         xs, ys = [], []
         for event in self.of(kind):
-            here, value = number(event.get(x)), number(follow(event, path))
+            here, value = number(event.get(x)), number(follow(event, *path))
             if here is not None and value is not None:
                 xs.append(here)
                 ys.append(value)
@@ -126,8 +126,8 @@ def _rewind(events: list[Event], step: float | None) -> list[Event]:
     ]
 
 
-def follow(value: object, path: Sequence[str]) -> object:
-    """What nested JSON objects hold at the end of a path of keys, or None."""
+def follow(value: object, *path: str) -> object:
+    """What nested JSON objects hold at the end of a path of keys, or None if they do not."""
     for key in path:
         if not isinstance(value, Mapping):
             return None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.reports.formatting import NOTHING, metric_name
-from crossbatch.reports.journal import number
+from crossbatch.reports.journal import follow, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,10 +67,10 @@ TUNED_NOTE = (
 HEADS = ("Baseline", "Settings", "Validation, %", "Fit, CPU s", "Tuning, CPU s")
 
 
-def opponents(entries: Mapping[str, Any]) -> list[Opponent]:
+def opponents(entries: object) -> list[Opponent]:
     """Read the tuned baselines of `baselines.json`, or of what `crossbatch evaluate` found."""
     found = []
-    for name, entry in entries.items():
+    for name, entry in entries.items() if isinstance(entries, Mapping) else ():
         if not isinstance(entry, Mapping) or not isinstance(entry.get("settings"), Mapping):
             continue
         settings = {str(k): v for k, v in entry["settings"].items() if number(v) is not None}
@@ -124,28 +124,27 @@ def opponent_tables(runs: Sequence[Run]) -> list[OpponentTable]:
     """One table for all runs whose `baselines.json` is of the same data set and metric."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        if opponents(_entries(run)):
+        if tuned(run):
             groups.setdefault((run.dataset, deciding_name(run.opponents)), []).append(run)
     several = len({dataset for dataset, _ in groups}) > 1
     tables = []
     for (_, metric), group in groups.items():
-        known = {each.name: each for run in group for each in opponents(_entries(run))}
-        found = [time_to_quality(run.name, run.journal, opponents(_entries(run))) for run in group]
+        known = {each.name: each for run in group for each in tuned(run)}
+        found = [time_to_quality(run.name, run.journal, tuned(run)) for run in group]
         title = " · ".join(filter(None, [metric, group[0].dataset_name if several else ""]))
         rows = [each.texts for each in known.values()]
         tables.append(OpponentTable(title, rows, [f"{text}." for text in found if text]))
     return tables
 
 
-def _entries(run: Run) -> Mapping[str, Any]:
-    entries = run.opponents.get("baselines")
-    return entries if isinstance(entries, Mapping) else {}
+def tuned(run: Run) -> list[Opponent]:
+    """The baselines that were tuned beside a run."""
+    return opponents(run.opponents.get("baselines"))
 
 
 def deciding_metrics(result: Mapping[str, Any]) -> Mapping[str, float]:
     """The validation metrics in `result.json` by which the best model was chosen."""
-    about = result.get("metric")
-    unseen = isinstance(about, Mapping) and about.get("exclude_seen")
+    unseen = follow(result, "metric", "exclude_seen")
     metrics: Mapping[str, float] = result.get("valid_unseen" if unseen else "valid", {})
     return metrics
 

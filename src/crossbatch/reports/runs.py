@@ -61,8 +61,7 @@ class Run:
     @property
     def seed(self) -> int | None:
         """Seed of the run, from the result or, while it is unfinished, from the recipe."""
-        section = self.config.get("train")
-        configured = section.get("seed") if isinstance(section, Mapping) else None
+        configured = follow(self.config, "train", "seed")
         for value in (self.result.get("seed"), configured, self.config.get("seed")):
             if (seed := number(value)) is not None:
                 return int(seed)
@@ -71,13 +70,13 @@ class Run:
     @property
     def dataset(self) -> str:
         """Identity of the data set: the checksum, else the path, else nothing."""
-        section = self._dataset_section()
-        return str(section.get("checksum") or section.get("path") or "")
+        checksum, path = (follow(self.config, "dataset", key) for key in ("checksum", "path"))
+        return str(checksum or path or "")
 
     @property
     def dataset_name(self) -> str:
         """Last part of the data set's path."""
-        return Path(str(self._dataset_section().get("path") or "")).name
+        return Path(str(follow(self.config, "dataset", "path") or "")).name
 
     @property
     def finished(self) -> bool:
@@ -135,8 +134,8 @@ class Run:
             if isinstance(entry, Mapping):
                 found[str(name)] = both_protocols(entry.get("test"), entry.get("test_unseen"))
         for name, entry in tuned.items() if isinstance(tuned, Mapping) else ():
-            test = follow(entry, ("splits", "test", "metrics"))
-            unseen = follow(entry, ("splits", "test", "unseen", "metrics"))
+            test = follow(entry, "splits", "test", "metrics")
+            unseen = follow(entry, "splits", "test", "unseen", "metrics")
             if metrics := both_protocols(test, unseen):
                 found[str(name)] = metrics
         return {name: metrics for name, metrics in found.items() if metrics}
@@ -144,9 +143,7 @@ class Run:
     def interval(self, metric: str) -> tuple[float, float] | None:
         """95 % interval of a test metric over users, if the run wrote one."""
         split = "test_unseen" if metric.startswith(UNSEEN) else "test"
-        intervals = self.result.get(f"{split}_ci")
-        found = intervals if isinstance(intervals, Mapping) else {}
-        pair = found.get(metric.removeprefix(UNSEEN))
+        pair = follow(self.result, f"{split}_ci", metric.removeprefix(UNSEEN))
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             return None
         low, high = number(pair[0]), number(pair[1])
@@ -180,10 +177,6 @@ class Run:
         if isinstance(value, Mapping):
             value = value.get("name")
         return str(value) if value else "unknown"
-
-    def _dataset_section(self) -> Mapping[str, Any]:
-        section = self.config.get("dataset")
-        return section if isinstance(section, Mapping) else {}
 
 
 def read_runs(paths: Sequence[Path | str]) -> list[Run]:

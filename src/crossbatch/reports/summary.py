@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from crossbatch.reports import formatting
 from crossbatch.reports.formatting import metric_name
-from crossbatch.reports.journal import number
+from crossbatch.reports.journal import follow, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,24 +111,19 @@ def _unconverged(runs: Sequence[Run]) -> list[str]:
     for reason, text in texts.items():
         names = [name for name, why in reasons.items() if why == reason]
         if reason == "max_steps":  # where the learning rate falls until then, that is the plan
-            planned = {run.name for run in runs if _schedule(run) not in ("", "constant")}
+            schedules = {run.name: follow(run.config, "train", "schedule") for run in runs}
+            planned = {name for name, how in schedules.items() if how not in (None, "constant")}
             names = [name for name in names if name not in planned]
         if names:
             sentences.append(f"{_names(names)} {text}.")
     return sentences
 
 
-def _schedule(run: Run) -> str:
-    section = run.config.get("train")
-    return str(section.get("schedule", "")) if isinstance(section, Mapping) else ""
-
-
 def _bank_unused(runs: Sequence[Run]) -> list[str]:
     """A best model from before the bank was switched on says nothing about the bank."""
     names = []
     for run in runs:
-        sampler = run.config.get("sampler")
-        warmup = number(sampler.get("warmup_steps")) if isinstance(sampler, Mapping) else None
+        warmup = number(follow(run.config, "sampler", "warmup_steps"))
         best = number(run.result.get("best_step"))
         if run.sampler == "cross_batch" and warmup and best is not None and best <= warmup:
             names.append(run.name)
@@ -157,7 +151,7 @@ def _beaten(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def _names(names: Sequence[str], limit: int = 3, noun: str = "other run") -> str:
-    shown = ", ".join(names[:limit])
-    rest = len(names) - limit
+def _names(names: Sequence[str], noun: str = "other run") -> str:
+    """The first three names, and how many more there are."""
+    shown, rest = ", ".join(names[:3]), len(names) - 3
     return f"{shown} and {formatting.count(rest, noun)}" if rest > 0 else shown

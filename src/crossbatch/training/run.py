@@ -197,19 +197,20 @@ def _restored(
     if plan.start and not saved:  # a checkpoint has weights of its own
         towers = cast("TwoTower", trainer.model)
         plan.progress.say(plan.start.load_into(towers, plan.dataset, trainer.optimizer))
-    other, start = None, plan.start.checksum if plan.start else None
-    if saved and saved.get(START) != start:
-        other = "began from other weights"
-    elif choice and saved.get("sampler") not in (None, choice.sampler):
-        other = f"chose other negatives, {saved['sampler']}"
-    elif plan.race and saved.get("model") not in (None, plan.race.settings):
-        other = f"chose another model, {saved['model']}"
-    if other:
-        raise DataError(
-            f"{folder.path / 'config.json'} is missing or was changed: its run {other}; restore "
-            "it, or start anew elsewhere"
-        )
+    if saved and saved.get(START) != (plan.start.checksum if plan.start else None):
+        raise _other_run(folder, "began from other weights")
+    if choice and saved.get("sampler") not in (None, choice.sampler):
+        raise _other_run(folder, f"chose other negatives, {saved['sampler']}")
+    if plan.race and saved.get("model") not in (None, plan.race.settings):
+        raise _other_run(folder, f"chose another model, {saved['model']}")
     return trainer, choice, saved
+
+
+def _other_run(folder: RunFolder, how: str) -> DataError:
+    return DataError(
+        f"{folder.path / 'config.json'} is missing or was changed: its run {how}; restore it, or "
+        "start anew elsewhere"
+    )
 
 
 def _chosen_once(plan: Plan, folder: RunFolder) -> SamplerChoice:

@@ -107,6 +107,13 @@ def test_half_a_journal_line_is_only_noted(damaged):
     assert any(check == "journal" and level == "note" for check, level, _ in found("run", folder))
 
 
+def test_bug_a_journal_line_that_is_no_event_ended_in_a_traceback(damaged):
+    folder = damaged("killed")
+    with (folder / "journal.jsonl").open("a") as file:
+        file.write("3\n[]\n")
+    assert ("journal", "note", "2 lines are not those of a journal") in found("run", folder)
+
+
 def test_another_dataset_in_its_place_is_a_problem(damaged):
     folder = damaged("killed")
     config = json.loads((folder / "config.json").read_text())

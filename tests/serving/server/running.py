@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-PATIENCE = 300.0  # seconds; a busy machine starts a Python slowly
+PATIENCE = 1800.0  # seconds; a busy machine starts a Python slowly
 # Requests of tests must not be refused because the machine is busy.
 UNHURRIED = (
     f"from crossbatch.serving.server import connections\nconnections.REQUEST_SECONDS = {PATIENCE}"

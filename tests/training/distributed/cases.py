@@ -141,7 +141,7 @@ def searched(ranks: Ranks | None, num_items: int) -> TopK:
         return ExactIndex(vectors).search(interests, 7, exclude=exclude)
     own = ranks.share(num_items)
     shard = torch.cat([vectors[:1], vectors[1:][own]])
-    index = ItemShards(ranks, shard, own.start + 1, num_items)
+    index = ItemShards(ranks, shard, own.start + 1)
     return index.search(interests, 7, exclude=exclude)
 
 

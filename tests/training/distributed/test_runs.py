@@ -23,9 +23,10 @@ TIMES = ("seconds_per_1000_steps", "cpu_seconds_per_1000_steps", "convergence_mi
 RECIPE = replace(WITH_FEATURES, model=replace(WITH_FEATURES.model, item_features=()))
 TORCHRUN = (
     "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+    "--rdzv-conf", "join_timeout=1800,keep_alive_max_attempt=360",
     "--nproc-per-node", "2", "--max-restarts", "1",
 )  # fmt: skip
-LONG = replace(RECIPE, train=replace(RECIPE.train, max_steps=400, eval_every=100, patience=99))
+LONG = replace(RECIPE, train=replace(RECIPE.train, max_steps=200, eval_every=100, patience=99))
 WAITING = str(Path(__file__).parents[1] / "waiting_command.py")
 
 
@@ -102,10 +103,17 @@ def test_a_hung_rank_is_named(dataset, tmp_path):
     assert "Traceback" not in output
 
 
+@pytest.fixture(scope="module")
+def whole(dataset, tmp_path_factory):
+    """The long run of two ranks, without a stop."""
+    out = tmp_path_factory.mktemp("ranks") / "whole"
+    assert [code for code, _ in finish(launch(2, train(dataset, LONG, out)))] == [0, 0]
+    return out
+
+
 @pytest.mark.slow
-def test_a_stopped_run_resumes_exactly_and_on_another_number_of_ranks(dataset, tmp_path):
-    whole, stopped, more = (tmp_path / name for name in ("whole", "stopped", "more"))
-    assert [code for code, _ in finish(launch(2, train(dataset, LONG, whole)))] == [0, 0]
+def test_a_stopped_run_resumes_exactly_and_on_another_number_of_ranks(whole, dataset, tmp_path):
+    stopped, more = tmp_path / "stopped", tmp_path / "more"
     processes = launch(2, train_and_wait(152, 1, dataset, LONG, stopped))
     assert processes[1].stdout.readline() == "waiting\n", finish(processes)
     processes[1].send_signal(signal.SIGTERM)  # one is asked, both stop at the same step
@@ -131,9 +139,8 @@ def test_a_stopped_run_resumes_exactly_and_on_another_number_of_ranks(dataset, t
 
 
 @pytest.mark.slow
-def test_torchrun_starts_again_after_a_kill(dataset, tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert [code for code, _ in finish(launch(2, train(dataset, LONG, whole)))] == [0, 0]
+def test_torchrun_starts_again_after_a_kill(whole, dataset, tmp_path):
+    killed = tmp_path / "killed"
     torchrun = subprocess.Popen(
         [sys.executable, *TORCHRUN, *train_and_wait(150, 1, dataset, LONG, killed)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE},
