@@ -46,8 +46,8 @@ class ModelConfig:
         item_features: Names of the content features to use; `["*"]` for all that the data has.
         user_features: Likewise for users.
         context: Likewise for the context of requests.
-        context_dropout: Share of context values hidden at random in training, so that requests may
-            leave some out.
+        context_dropout: Share of the values of context, and of user features beside it, hidden at
+            random in training, so that requests may leave some out.
         tower: Options of the user tower.
         item: Options of the item tower.
         options: Options of a whole `model`.

@@ -172,6 +172,39 @@ def test_filters_events_and_context_of_the_commands(small, tables):
         found.recommend(users, 3, context=[{}])
 
 
+def test_users_with_context_are_their_histories_with_features(small, tables, tmp_path):
+    """Also after `partial_fit`, of a log with weights, sessions and context."""
+    options = {"event": "kind", "event_weights": {"view": 0, "click": 1}, "session_gap": 60}
+    options |= {"context": {"device": "categorical"}, "clock": ["since_last"]}
+
+    def with_events(log):
+        kinds = ["click", "view", "click"] * len(log)
+        devices = ["phone", None, "desk", "tv"] * len(log)
+        columns = {"kind": kinds[: len(log)], "device": devices[: len(log)]}
+        return log.with_columns(**{name: pl.Series(each) for name, each in columns.items()})
+
+    found = Recommender(**small | {"max_steps": 20}, prepare=options)
+    found.fit(with_events(tables["log"]), users=tables["users"])
+    before = len(found.dataset_.items)
+    found.partial_fit(with_events(tables["later"]), users=tables["users"])
+    dataset = found.dataset_
+    assert len(dataset.items) > before
+    names = list(found.bundle_.user_encoders)
+    assert names
+    users = dataset.user_keys(range(4))
+    ends = dataset.offsets
+    histories = [dataset.item_keys(dataset.items[ends[n] : ends[n + 1]]) for n in range(4)]
+    known = {row["user"]: row for row in tables["users"].iter_rows(named=True)}
+    profiles = [{name: known[user][name] for name in names} for user in users]
+    around = [{"device": "phone"}, {"device": "tv", "since_last": 60}, {}, None]
+    for context in (around, None):
+        ours = found.recommend(users, 5, context=context)
+        theirs = found.recommend(histories, 5, user_features=profiles, context=context)
+        assert ours.items == theirs.items
+        np.testing.assert_allclose(ours.table["score"], theirs.table["score"], rtol=1e-5)
+    assert found.evaluate(k=5).library == "polars"
+
+
 def test_similar_items_are_those_of_the_bundle(fitted, tables):
     keys = tables["items"]["item"][:2].to_list()
     found = fitted.similar(keys, 3)

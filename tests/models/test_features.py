@@ -132,7 +132,7 @@ def test_hidden_context_is_what_a_request_without_it_sends(monkeypatch):
         "price": FeatureTable("numeric", torch.tensor([[0.5, 0.0], [2.0, 0.0], [0.0, 1.0]])),
         "words": bags_table([[3, 4], [5], []]),
     }
-    encoder = FeatureEncoder(tables, {"device": 4, "words": 4}, of_events=tables, event_dropout=0.5)
+    encoder = FeatureEncoder(tables, {"device": 4, "words": 4}, of_events=tables, dropout=0.5)
     ids, missing = torch.tensor([0, 1]), torch.tensor([2, 2])
     whole, nothing = encoder.eval()(ids, ids), encoder(missing, missing)
     draws = iter([[0.4, 0.6], [0.5, 0.1], [0.0, 0.0]])  # device, price, words: in order of names

@@ -20,8 +20,11 @@ from crossbatch.serving.user_features import Profiles, feature_tables
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from torch import Tensor
+
     from crossbatch.data import Dataset
     from crossbatch.estimator.frame_source import FrameFacts
+    from crossbatch.models import FeatureTable
     from crossbatch.serving import Bundle
 
     Requests = Sequence[Mapping[str, Any] | None] | None  # values by name of each
@@ -119,18 +122,13 @@ class Answers:
             )
         _check_sizes(len(rows), context=context)
         names = list(self.bundle.user_encoders)
-        if names and self.bundle.context_encoders:
-            raise ConfigError(
-                "the model reads user features and context: pass histories of items with "
-                "user_features and context instead of users"
-            )
         tables = feature_tables({name: dataset.user_features[name] for name in names})
         for part in _chunks(len(rows)):
             chunk = rows[part]
             keys = self._user_keys(chunk) if asked is None else asked[part]
             profiles = self.bundle.profiles(None, len(chunk), context and context[part])
             if tables:
-                profiles = Profiles(tables, torch.from_numpy(chunk))
+                profiles = _with_stored(profiles, tables, torch.from_numpy(chunk))
             yield keys, [self._history(row) for row in chunk], profiles
 
     def _user_keys(self, rows: np.ndarray) -> list[Any]:
@@ -142,6 +140,17 @@ class Answers:
         start, end = (0, 0) if row < 0 else self.dataset.offsets[row : row + 2]
         items = self.dataset.items[start:end].astype(np.int64)
         return items[items <= self.bundle.num_items]  # others: after an interrupted `partial_fit`
+
+
+def _with_stored(
+    asked: Profiles | None, tables: Mapping[str, FeatureTable], users: Tensor
+) -> Profiles:
+    """Stored features of users `[B]` (−1: unknown), beside what was asked with (context)."""
+    if asked is None:
+        return Profiles(tables, users)
+    stored = {name: table.selected(users.clamp_min(0)) for name, table in tables.items()}
+    rows = torch.arange(len(users)).masked_fill(users < 0, -1)
+    return Profiles({**asked.tables, **stored}, rows)
 
 
 def _check_sizes(queries: int, **given: Requests) -> None:

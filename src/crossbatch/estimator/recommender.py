@@ -14,7 +14,7 @@ import json
 import shutil
 import tempfile
 import weakref
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -397,4 +397,5 @@ class Recommender(Parameters):
             by: A user feature, or "activity": also measure each segment of users.
         """
         place, ks = self._fitted(), [k] if isinstance(k, int) else k
-        return evaluate_run(place / "run", split, data=place / "dataset", ks=ks, by=by)
+        found = evaluate_run(place / "run", split, data=place / "dataset", ks=ks, by=by)
+        return replace(found, library=self._facts.library)

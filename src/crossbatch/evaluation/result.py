@@ -32,6 +32,7 @@ class Evaluation:
     unseen: "Evaluation | None" = None
     user_ids: npt.NDArray[np.int64] | None = None  # [U] whose values those of `per_user` are
     segments: "Mapping[str, Evaluation]" = field(default_factory=dict)  # the same for some users
+    library: str = "polars"  # of `to_frame`, unless it is told another
 
     def __repr__(self) -> str:
         shown = {name: value for name, value in self.means().items() if value == value}
@@ -40,21 +41,21 @@ class Evaluation:
         found = ", ".join(f"{name} {shown[name]:.4f}" for name in names if name in shown)
         return f"<Evaluation of {self.num_users:,} users: {found}>"
 
-    def to_frame(self, library: str = "polars") -> Any:
+    def to_frame(self, library: str | None = None) -> Any:
         """All metrics in rows, with 95 % intervals over users.
 
         Columns are `segment` (empty for all users), `protocol` ("all", or "unseen" with seen items
         left out), `metric`, `value`, `low`, `high` and `users`.
 
         Args:
-            library: "polars", "pandas" or "pyarrow".
+            library: "polars", "pandas" or "pyarrow"; by default `self.library`.
         """
         columns = dict.fromkeys(("segment", "protocol", "metric"), pl.String)
         numbers = dict.fromkeys(("value", "low", "high"), pl.Float64)
         rows = [row for part in ("", *self.segments) for row in self._rows(part)]
         schema = columns | numbers | {"users": pl.Int64}
         table = pl.DataFrame(rows, schema=schema, orient="row", strict=False)
-        return to_native(table.fill_nan(None), library)
+        return to_native(table.fill_nan(None), library or self.library)
 
     def _rows(self, segment: str) -> Iterator[tuple[Any, ...]]:
         found = self.segments[segment] if segment else self

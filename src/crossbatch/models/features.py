@@ -213,8 +213,8 @@ class FeatureEncoder(nn.Module):
         dims: Width by feature name; others take their kind's own (32, or as many as a numeric
             feature has columns).
         of_events: Names of features whose rows are events, which have ids of their own.
-        event_dropout: Share of the values of these that training hides, each by itself, so that it
-            learns what a missing one means although the log has it always.
+        dropout: Share of all values that training hides, each by itself, so that it learns what a
+            missing one means although the data have it always.
 
     Attributes:
         names: The features in the order of `encoders`.
@@ -225,7 +225,7 @@ class FeatureEncoder(nn.Module):
         features: Mapping[str, FeatureTable],
         dims: Mapping[str, int],
         of_events: Collection[str] = (),
-        event_dropout: float = 0.0,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if unknown := sorted(set(dims) - set(features)):
@@ -244,7 +244,7 @@ class FeatureEncoder(nn.Module):
         self.dim = sum(encoder.dim for encoder in encoders)
         self.encoders = nn.ModuleList(encoders)
         self.of_events = [name in of_events for name in self.names]
-        self.event_dropout = event_dropout
+        self.dropout = dropout
 
     def forward(self, ids: Tensor, event_ids: Tensor | None = None) -> Tensor:
         """Vectors `[N, dim]` of rows `ids` `[N]`.
@@ -259,8 +259,8 @@ class FeatureEncoder(nn.Module):
             width = cast("ContentEncoder", encoder).dim
             if rows is None:
                 parts.append(torch.zeros(len(ids), width))
-            elif of_event and self.training and self.event_dropout > 0:
-                hidden = torch.rand(len(rows), device=rows.device) < self.event_dropout
+            elif self.training and self.dropout > 0:
+                hidden = torch.rand(len(rows), device=rows.device) < self.dropout
                 parts.append(encoder(rows, hidden))
             else:
                 parts.append(encoder(rows))

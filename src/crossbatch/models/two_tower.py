@@ -52,8 +52,8 @@ class TwoTower(nn.Module):
         user_hidden: Widths of ReLU layers before that linear layer.
         normalize: Whether both towers' vectors have length 1.
         history_dropout: Share of history items forgotten at random in training.
-        context_dropout: Share of context values hidden at random in training, so that a request
-            may leave one out.
+        context_dropout: Share of the values of context, and of user features beside it, hidden at
+            random in training, so that a request may leave one out.
         sparse: Whether gradients of the user features' tables are sparse (see `EmbeddingTable`).
     """
 
@@ -86,7 +86,7 @@ class TwoTower(nn.Module):
             dim = _common_dim(item_tower, user_tower)
             features = {**user_features, **context}
             self.profile = FeatureEncoder(
-                features, user_feature_dims, of_events=context, event_dropout=context_dropout
+                features, user_feature_dims, of_events=context, dropout=context_dropout
             )
             set_sparse(self.profile, sparse)
             self.fuse = mlp(dim + self.profile.dim, user_hidden, dim)

@@ -55,8 +55,9 @@ def encode_profiles(
 ) -> Profiles | None:
     """Encode values by feature name with the vocabularies and statistics of training.
 
-    Of a request of which nothing is known, entries are None or empty; returns None if all are. The
-    hour and the day of a request that does not say them are those of the clock.
+    Of a request of which nothing is known, entries are None or empty; returns None if all are, and
+    the model reads no context: what it learned of missing context is then encoded too. The hour and
+    the day of a request that does not say them are those of the clock.
 
     Raises:
         ConfigError: If a name is no feature of the model, or a value cannot be one of its kind.
@@ -72,7 +73,7 @@ def encode_profiles(
     told = torch.tensor([bool(user or request) for user, request in pairs], dtype=torch.bool)
     users = [{**(user or {}), **now, **(request or {})} for user, request in pairs]
     encoders = {**encoders, **context_encoders}
-    known = [number for number, user in enumerate(users) if user]
+    known = [number for number, user in enumerate(users) if user or context_encoders]
     if not known:
         return None
     columns = [

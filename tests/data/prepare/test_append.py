@@ -235,6 +235,21 @@ def test_in_place_and_again(shop: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "twice").exists()
 
 
+def test_the_same_content_may_come_with_every_day(shop: Path, tmp_path: Path) -> None:
+    from crossbatch.data import ReadOptions, open_source
+
+    items = tmp_path / "items.csv"
+    pl.DataFrame({"item": ["i0", "i1"], "title": ["zero", "one"]}).write_csv(items)
+    for day in range(2):
+        rows = [(f"u{n % 5}", f"i{n % 4}", 1_600_500_000 + 90_000 * day + n) for n in range(10)]
+        path = file_of(tmp_path, f"day{day}.csv", rows)
+        source = open_source(path, options=ReadOptions(items=items))
+        append(source, shop, shop, overwrite=True)
+    assert len(open_dataset(shop).items) == 80
+    with pytest.raises(DataError, match=r"day1.csv is in .*shop already"):
+        append(source, shop, tmp_path / "twice")
+
+
 @pytest.mark.parametrize(
     ("options", "given", "message"),
     [

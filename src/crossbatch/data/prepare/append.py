@@ -89,12 +89,14 @@ def append(
     chosen = merged_options(base, options or {})
     files = checksums(source.files)
     known = _files_so_far(base.manifest)
-    if repeated := [name for name, checksum in files.items() if checksum in known]:
+    found = zip(source.files, files.values(), strict=True)
+    repeated = [path for path, checksum in found if checksum in known]
+    if again := [path for path in repeated if path not in source.content_files]:
         in_place = Path(out) == Path(dataset) or Path(out).resolve() == base.path.resolve()
         if len(repeated) == len(files) and in_place:
             remove_leftovers(base.path.resolve())  # the same command again, after a kill perhaps
             return base.manifest
-        raise DataError(f"{repeated[0]} is in {base.path} already: add each file once")
+        raise DataError(f"{again[0].name} is in {base.path} already: add each file once")
     check_columns(base, source, chosen)
     base.verify()
     tally, content = Tally(chosen.max_bad_lines), Tally(chosen.max_bad_lines)

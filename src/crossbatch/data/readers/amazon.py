@@ -79,6 +79,7 @@ def open_source(path: Path, options: ReadOptions) -> Source:
     return Source(
         format="amazon",
         files=(reviews, meta) if meta else (reviews,),
+        content_files=(meta,) if meta else (),
         batches=lambda tally: read(reviews, columns, tally),
         item_table=(lambda keys, tally: read_metadata(meta, keys, tally)) if meta else None,
         item_columns=chosen if meta else (),

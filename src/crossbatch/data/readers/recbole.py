@@ -45,10 +45,12 @@ def open_source(path: Path, options: ReadOptions) -> Source:
     if "rating" in fields:
         columns["rating"] = f"rating:{fields['rating']}"
     items, users = log.with_suffix(".item"), log.with_suffix(".user")
+    content = tuple(file for file in (items, users) if file.is_file())
     item_columns, title = _columns(items, item)
     return Source(
         format="recbole",
-        files=tuple(file for file in (log, items, users) if file.is_file()),
+        files=(log, *content),
+        content_files=content,
         batches=lambda tally: read_delimited(log, columns, tally, separator="\t"),
         time_unit=options.time_unit or "auto",
         item_table=(lambda _keys, tally: _table(items, item, tally)) if items.is_file() else None,

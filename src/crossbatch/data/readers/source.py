@@ -124,6 +124,8 @@ class Source:
     Attributes:
         format: The reader's name.
         files: All files that are read, for the manifest's checksums.
+        content_files: Which of them are no log: content and impressions, which may be read again
+            with a further day.
         batches: `batches(tally)` yields frames with columns `user`, `item`, `time` and, where the
             reader has them, `rating`, `split` (0 train, 1 valid, 2 test) and `event_columns`.
         parts: The same frames file by file, where files can be read in parallel.
@@ -148,6 +150,7 @@ class Source:
     format: str
     files: tuple[Path, ...]
     batches: Part
+    content_files: tuple[Path, ...] = ()
     parts: tuple[Part, ...] = ()
     time_unit: str = "auto"
     item_table: Table | None = None

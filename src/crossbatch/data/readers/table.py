@@ -65,9 +65,11 @@ def open_source(path: Path, options: ReadOptions) -> Source:
     wanted = sorted(names | {title} if title else names)
     user_names = sorted(column.name for column in user_columns)
     shown = _shown_files(options)
+    content = tuple(file for file in (items, users, *shown) if file is not None)
     return Source(
         format="table",
-        files=tuple(file for file in (*logs, items, users, *shown) if file is not None),
+        files=(*logs, *content),
+        content_files=content,
         batches=lambda tally: _batches(parts, columns, tally),
         parts=parts if "time" in columns else (),  # else a row's time is its place in the whole log
         time_unit="order" if options.time == "none" else options.time_unit or "auto",
