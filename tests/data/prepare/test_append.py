@@ -235,6 +235,26 @@ def test_in_place_and_again(shop: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "twice").exists()
 
 
+def test_the_same_table_of_items_may_come_with_every_day(shop: Path, tmp_path: Path) -> None:
+    from crossbatch.data import open_source
+    from crossbatch.data.readers.source import ReadOptions
+
+    items = tmp_path / "items.csv"
+    items.write_text("item,title\n" + "".join(f"i{n},title {n}\n" for n in range(9)))
+    options = ReadOptions(items=items)
+    for day in (2, 3):
+        rows = [
+            (f"u{n % 5}", f"i{n % 4}", 1_600_000_000 + 500_000 * day + 7_000 * n) for n in range(10)
+        ]
+        source = open_source(file_of(tmp_path, f"{day}.csv", rows), options=options)
+        manifest = append(source, shop, shop, overwrite=True)
+        assert append(source, shop, shop, overwrite=True) == manifest
+    assert manifest["counts"]["interactions"] == 80
+    items.write_text("item,title\ni1,another title\n")
+    with pytest.raises(DataError, match=r"3.csv is in .*shop already: add each file once"):
+        append(source, shop, shop, overwrite=True)
+
+
 @pytest.mark.parametrize(
     ("options", "given", "message"),
     [

@@ -80,11 +80,14 @@ def append(
     chosen = merged_options(base, options or {})
     files = checksums(source.files)
     known = _files_so_far(base.manifest)
-    if repeated := [name for name, checksum in files.items() if checksum in known]:
+    repeated = [name for name, checksum in files.items() if checksum in known]
+    # The same table of items may come with every day, the same log may not.
+    tables = checksums(source.content).values()
+    if logs := [name for name in repeated if files[name] not in tables]:
         if len(repeated) == len(files) and Path(out).resolve() == base.path.resolve():
             remove_leftovers(base.path.resolve())  # the same command again, after a kill perhaps
             return base.manifest
-        raise DataError(f"{repeated[0]} is in {base.path} already: add each file once")
+        raise DataError(f"{logs[0]} is in {base.path} already: add each file once")
     extra = (base.weight_offsets, base.session_places, base.shown)
     if base.context_features or any(each is not None for each in extra):
         raise DataError(

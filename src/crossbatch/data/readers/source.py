@@ -140,6 +140,7 @@ class Source:
             items that were shown) the frames have.
         context: Context columns of events; the frames have a column `context.NAME` of each.
         clock: Context that times tell, names in `CLOCK`.
+        content: Those of `files` that have content of items or users, not interactions.
     """
 
     format: str
@@ -158,6 +159,7 @@ class Source:
     event_columns: tuple[str, ...] = ()
     context: tuple[Column, ...] = ()
     clock: tuple[str, ...] = ()
+    content: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_context()

@@ -64,9 +64,10 @@ def open_source(path: Path, options: ReadOptions) -> Source:
     title = options.title or ("title" if "title" in names else None)
     wanted = sorted(names | {title} if title else names)
     user_names = sorted(column.name for column in user_columns)
+    content = tuple(file for file in (items, users) if file is not None)
     return Source(
         format="table",
-        files=tuple(file for file in (*logs, items, users) if file is not None),
+        files=(*logs, *content),
         batches=lambda tally: _batches(parts, columns, tally),
         parts=parts if "time" in columns else (),  # else a row's time is its place in the whole log
         time_unit="order" if options.time == "none" else options.time_unit or "auto",
@@ -79,6 +80,7 @@ def open_source(path: Path, options: ReadOptions) -> Source:
         event_columns=tuple(options.event_columns),
         context=options.context,
         clock=options.clock,
+        content=content,
     )
 
 
