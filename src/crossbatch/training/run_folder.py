@@ -86,7 +86,7 @@ class RunFolder:
         self.race = path / "race.json"  # of a model that is chosen by a race
         if not writes:
             return
-        if not resume and path.exists() and any(path.iterdir()):
+        if not resume and path.exists() and any(each.name != LOCK for each in path.iterdir()):
             raise ConfigError(
                 f"{path} is not empty; choose another --out, or pass --resume to continue the "
                 "run in it"

@@ -235,19 +235,24 @@ def test_in_place_and_again(shop: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "twice").exists()
 
 
-def test_the_same_content_may_come_with_every_day(shop: Path, tmp_path: Path) -> None:
-    from crossbatch.data import ReadOptions, open_source
+def test_the_same_table_of_items_may_come_with_every_day(shop: Path, tmp_path: Path) -> None:
+    from crossbatch.data import open_source
+    from crossbatch.data.readers.source import ReadOptions
 
     items = tmp_path / "items.csv"
-    pl.DataFrame({"item": ["i0", "i1"], "title": ["zero", "one"]}).write_csv(items)
-    for day in range(2):
-        rows = [(f"u{n % 5}", f"i{n % 4}", 1_600_500_000 + 90_000 * day + n) for n in range(10)]
-        path = file_of(tmp_path, f"day{day}.csv", rows)
-        source = open_source(path, options=ReadOptions(items=items))
+    items.write_text("item,title\n" + "".join(f"i{n},title {n}\n" for n in range(9)))
+    options = ReadOptions(items=items)
+    for day in (2, 3):
+        rows = [
+            (f"u{n % 5}", f"i{n % 4}", 1_600_000_000 + 500_000 * day + 7_000 * n) for n in range(10)
+        ]
+        source = open_source(file_of(tmp_path, f"{day}.csv", rows), options=options)
+        manifest = append(source, shop, shop, overwrite=True)
+        assert append(source, shop, shop, overwrite=True) == manifest
+    assert manifest["counts"]["interactions"] == 80
+    items.write_text("item,title\ni1,another title\n")
+    with pytest.raises(DataError, match=r"3.csv is in .*shop already: add each file once"):
         append(source, shop, shop, overwrite=True)
-    assert len(open_dataset(shop).items) == 80
-    with pytest.raises(DataError, match=r"day1.csv is in .*shop already"):
-        append(source, shop, tmp_path / "twice")
 
 
 @pytest.mark.parametrize(
