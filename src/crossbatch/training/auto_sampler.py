@@ -351,11 +351,13 @@ def _fill(sampler: CrossBatchSampler, item_ids: Tensor) -> None:
 
 def _probes(B: int, num_items: int, bank: bool) -> Mapping[str, dict[str, Any]]:
     few, many = (min(max(1, int(share * B)), num_items) for share in PROBES)
-    probes = {
+    probes: dict[str, dict[str, Any]] = {
         "in_batch": {"name": "in_batch"},
         "masked": {"name": "in_batch"},
         "few": {"name": "mixed", "num_uniform": few},
         "uniform": {"name": "mixed", "num_uniform": many},
     }
-    options = {"capacity": BANK_ROWS, "item_gradient": "deferred", "warmup_steps": 0}
-    return probes | ({"deferred": {"name": "cross_batch"} | options} if bank else {})
+    if bank:
+        options = {"capacity": BANK_ROWS, "item_gradient": "deferred", "warmup_steps": 0}
+        probes["deferred"] = {"name": "cross_batch", **options}
+    return probes
