@@ -359,5 +359,5 @@ def _probes(B: int, num_items: int, bank: bool) -> Mapping[str, dict[str, Any]]:
     }
     if bank:
         options = {"capacity": BANK_ROWS, "item_gradient": "deferred", "warmup_steps": 0}
-        probes["deferred"] = {"name": "cross_batch"} | options
+        probes["deferred"] = {"name": "cross_batch", **options}
     return probes
