@@ -64,90 +64,81 @@ class Columns:
 
 
 @dataclass(slots=True)
+class Rows:
+    """The B rows of a softmax, and the vectors of its columns.
+
+    Attributes:
+        u: `[P, d]` queries, without gaps.
+        own: `[P, d]` own vector of each query's row; None where it is among the columns.
+        parts: `[n_i, d]` vectors of the columns.
+        log_weights: `[P]` of the queries.
+        stops: `[B]` where the queries of each row end.
+        scale: `[B]` weight of each loss.
+    """
+
+    u: Tensor
+    own: Tensor | None
+    parts: Sequence[Tensor]
+    log_weights: Tensor
+    stops: Tensor
+    scale: Tensor
+
+
 class Gradients:
-    """Room for the gradients of a softmax; empty tensors stand for those that nobody wants.
+    """Room for the gradients of rows; empty tensors stand for those that nobody wants.
+
+    Args:
+        rows: Whose gradients.
+        live: Which groups of columns need one.
+        wanted: Whether any is wanted.
 
     Attributes:
         users: `[P, d]` of the queries.
-        own: `[P, d]` of the own vector of each query's row; None where it is among the columns.
+        own: `[P, d]` of the own vectors; None where these are among the columns.
         log_weights: `[P]`.
         columns: `[n_i, d]` of each group of columns.
     """
 
-    users: Tensor
-    own: Tensor | None
-    log_weights: Tensor
-    columns: list[Tensor]
-
-    @classmethod
-    def of(
-        cls,
-        u: Tensor,
-        own: Tensor | None,
-        parts: Sequence[Tensor],
-        live: Sequence[bool],
-        *,
-        wanted: bool,
-    ) -> Gradients:
-        """Room for those of queries `[P, d]`, own vectors and the live ones of some columns."""
-        P, d = u.shape if wanted else (0, u.shape[1])
-        sizes = [
-            len(part) if needed and wanted else 0 for part, needed in zip(parts, live, strict=True)
-        ]
-        return cls(
-            u.new_zeros(P, d) if not parts else u.new_empty(P, d),
-            None if own is None else u.new_empty(P, d),
-            u.new_empty(u.shape[0]),
-            [u.new_empty(size, d) for size in sizes],
-        )
+    def __init__(self, rows: Rows, live: Sequence[bool], *, wanted: bool) -> None:
+        u, d = rows.u, rows.u.shape[1]
+        P = u.shape[0] if wanted else 0
+        self.users = u.new_empty(P, d) if rows.parts else u.new_zeros(P, d)
+        self.own = None if rows.own is None else u.new_empty(P, d)
+        self.log_weights = u.new_empty(u.shape[0])
+        sizes = [part.shape[0] if wanted else 0 for part in rows.parts]
+        self.columns = [u.new_empty(n * keep, d) for n, keep in zip(sizes, live, strict=True)]
 
 
 def softmax_blocks(
-    columns: Columns,
-    u: Tensor,
-    own: Tensor | None,
-    parts: Sequence[Tensor],
-    log_weights: Tensor,
-    stops: Tensor,
-    scale: Tensor,
-    gradients: Gradients,
-    *,
-    rows: int,
-    width: int,
+    columns: Columns, rows: Rows, gradients: Gradients, *, size: int, width: int
 ) -> Tensor:
     """Losses `[B]`; writes the gradients that there is room for.
 
     Args:
         columns: The N columns.
-        u: `[P, d]` queries, without gaps.
-        own: `[P, d]` own vector of each query's row; None where it is among the columns.
-        parts: `[n_i, d]` vectors of the columns.
-        log_weights: `[P]`.
-        stops: `[B]` where the queries of each row end.
-        scale: `[B]` weight of each loss.
+        rows: The B rows.
         gradients: Written.
-        rows: Rows of a block.
+        size: Rows of a block.
         width: Scores that a query has room for; one more than N if there are own vectors.
     """
-    B, losses = scale.shape[0], u.new_empty(scale.shape)
-    most = rows
+    u, own, stops = rows.u, rows.own, rows.stops
+    B, most = stops.shape[0], size
     if u.shape[0] != B:  # several queries a row
-        ends = [0, *stops[rows - 1 :: rows].tolist(), len(u)]
+        ends = [0, *stops[size - 1 :: size].tolist(), u.shape[0]]
         most = max(end - start for start, end in pairwise(ends))
-    block = u.new_empty(min(most, u.shape[0]), width)
-    if not parts or not usable(u, columns.log_q, columns.own_log_q, log_weights, scale):
-        _plain_blocks(
-            columns, u, own, parts, log_weights, stops, scale, gradients, rows, block, losses
-        )
+    block, losses = u.new_empty(min(most, u.shape[0]), width), u.new_empty(B)
+    floats = u, columns.log_q, columns.own_log_q, rows.log_weights, rows.scale
+    if not rows.parts or not usable(*floats):
+        _plain_blocks(columns, rows, gradients, size, block, losses)
         return losses
     nothing = np.empty((0, u.shape[1]), dtype=np.float32)
     exclude = np.empty((0, 0), dtype=np.bool_)
     blocks(
-        rows,
+        size,
         array(u),
         nothing if own is None else array(own),
-        tuple([array(part) for part in parts]),
-        array(log_weights),
+        tuple([array(part) for part in rows.parts]),
+        array(rows.log_weights),
         array(stops),
         array(columns.log_q),
         array(columns.row_keys),
@@ -155,7 +146,7 @@ def softmax_blocks(
         exclude if columns.exclude is None else array(columns.exclude),
         array(columns.own_log_q),
         -1 if columns.own is None else columns.own,
-        array(scale),
+        array(rows.scale),
         block.numpy(),
         losses.numpy(),
         gradients.users.numpy(),
@@ -167,22 +158,13 @@ def softmax_blocks(
 
 
 def _plain_blocks(
-    columns: Columns,
-    u: Tensor,
-    own: Tensor | None,
-    parts: Sequence[Tensor],
-    log_weights: Tensor,
-    stops: Tensor,
-    scale: Tensor,
-    gradients: Gradients,
-    rows: int,
-    block: Tensor,
-    losses: Tensor,
+    columns: Columns, rows: Rows, gradients: Gradients, size: int, block: Tensor, losses: Tensor
 ) -> None:
     """`softmax_blocks` in plain torch."""
-    N, start = columns.column_keys.shape[0], 0
-    for first in range(0, scale.shape[0], rows):
-        last = min(first + rows, scale.shape[0])
+    u, own, parts, stops = rows.u, rows.own, rows.parts, rows.stops
+    B, N, start = stops.shape[0], columns.column_keys.shape[0], 0
+    for first in range(0, B, size):
+        last = min(first + size, B)
         end = int(stops[last - 1])
         some, scores = u[start:end], block[: end - start]
         places = scores.narrow(1, 0, N).split([len(part) for part in parts], dim=1)
@@ -191,9 +173,12 @@ def _plain_blocks(
         if own is not None:
             scores[:, N] = torch.linalg.vecdot(some, own[start:end])
         losses[first:last], gradients.log_weights[start:end] = _plain_rows(
-            columns.rows(first, last), scores, log_weights[start:end], stops[first:last] - start,
-            scale[first:last],
-        )  # fmt: skip
+            columns.rows(first, last),
+            scores,
+            rows.log_weights[start:end],
+            stops[first:last] - start,
+            rows.scale[first:last],
+        )
         if len(gradients.users):
             users = gradients.users[start:end]
             for i, (place, part) in enumerate(zip(places, parts, strict=True)):
