@@ -162,11 +162,9 @@ class TwoTower(nn.Module):
         if self.history == "item_tower":
             distinct, where = item_ids.unique(return_inverse=True)
             return History(lambda: self.describe(distinct).index_select(0, where), stops)
-        mean = getattr(self.item_tower, "mean_columns", None)
-        if self.history == "id":
-            mean = getattr(self.item_tower.table, "mean", None)
-        offsets = stops - lengths(stops)
-        read_mean = (lambda: mean(item_ids, offsets)) if mean else None
+        source = self.item_tower.table if self.history == "id" else self.item_tower
+        mean = getattr(source, "mean" if self.history == "id" else "mean_columns", None)
+        read_mean = (lambda: mean(item_ids, stops - lengths(stops))) if mean else None
         return History(lambda: self.describe(item_ids), stops, read_mean)
 
     def interests(
