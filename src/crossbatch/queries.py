@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -44,7 +46,7 @@ class Queries:
 
     def scores(self, items: Tensor) -> Tensor:
         """Scores `[B, N]` of item vectors `[N, d]`: the definition, in plain torch."""
-        return (self.vectors @ items.T + self.log_weights.unsqueeze(2)).logsumexp(dim=1)
+        return combined(self.vectors @ items.T, self.log_weights)
 
     def rows(self, rows: slice | Tensor) -> Queries:
         """The queries of some of the users."""
@@ -68,6 +70,38 @@ def weights_of(interests: Tensor | Queries) -> tuple[Tensor, Tensor | None]:
     if isinstance(interests, Queries):
         return interests.vectors, interests.log_weights
     return interests, None
+
+
+def combined(scores: Tensor, log_weights: Tensor | None) -> Tensor:
+    """Scores `[B, N]` of users from those `[B, K, N]` of their interests.
+
+    That is the largest one or, with log-weights `[B, K]`, their weighted log-sum-exp.
+    """
+    if log_weights is None:
+        return scores.amax(dim=1)
+    return (scores + log_weights.unsqueeze(2)).logsumexp(dim=1)
+
+
+def best_interest(interests: Tensor, items: Tensor) -> Tensor:
+    """The interest of each row that scores its own item highest (hard label-aware readout).
+
+    Args:
+        interests: `[B, K, d]`.
+        items: `[B, d]`.
+
+    Returns:
+        `[B, d]`; gradient flows into the chosen interest alone.
+    """
+    if interests.dim() != 3 or items.shape != (interests.shape[0], interests.shape[2]):
+        raise ValueError(
+            "interests must have shape [B, K, d] and items [B, d], got "
+            f"{list(interests.shape)} and {list(items.shape)}"
+        )
+    with torch.no_grad():
+        best = torch.bmm(interests.float(), items.float().unsqueeze(2)).squeeze(2).argmax(dim=1)
+    B, K, _ = interests.shape
+    # Of the flat rows: the backward pass of one index is several times as fast as that of two.
+    return interests.flatten(0, 1).index_select(0, best + K * torch.arange(B, device=best.device))
 
 
 def feature_rows(model: Any, batch: Any) -> tuple[Tensor, ...]:

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from crossbatch.models.history import drop_items, real_items
+from crossbatch.kernels.ragged import real_entries
+from crossbatch.models.history import drop_items
 
 
 def test_dropped_items_are_blanked_and_never_all_of_them(make_history):
@@ -16,7 +17,7 @@ def test_dropped_items_are_blanked_and_never_all_of_them(make_history):
 
 def test_real_items_end_to_end():
     history = torch.tensor([[3, 0, 5], [0, 0, 0], [1, 2, 0]])
-    items, stops = real_items(history)
+    items, stops = real_entries(history)
     assert items.tolist() == [3, 5, 1, 2]
     assert stops.tolist() == [2, 2, 4]
 

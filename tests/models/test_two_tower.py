@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from crossbatch.kernels.ragged import real_entries
 from crossbatch.models import (
     EmbeddingTable,
     FeatureTable,
@@ -10,7 +11,6 @@ from crossbatch.models import (
     YouTubeDNN,
     build_model,
 )
-from crossbatch.models.history import real_items
 
 NUM_ITEMS, DIM = 50, 8
 
@@ -107,7 +107,7 @@ def test_history_through_the_item_tower_encodes_each_distinct_item_once():
     tower = CountingTower()
     model = TwoTower(tower, SumTower(), history="item_tower")
     history = torch.tensor([[5, 3, 5, 0], [3, 3, 0, 0], [0, 0, 0, 0]])
-    vectors = model._read_history(*real_items(history)).items
+    vectors = model._read_history(*real_entries(history)).items
     assert tower.asked == [[3, 5]]
     assert torch.equal(vectors, tower.embedding.weight[[5, 3, 5, 3, 3]])
 

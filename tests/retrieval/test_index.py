@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import crossbatch.retrieval.index as index_module
 from crossbatch.queries import Queries
 from crossbatch.retrieval import INDEXES, ExactIndex
-from crossbatch.retrieval.index import group_size
+from crossbatch.retrieval.topk import group_size
 
 
 def brute_force(vectors, interests, k, exclude=None):

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossbatch.kernels import topk_scan
-from crossbatch.retrieval import ExactIndex
+from crossbatch.retrieval import ExactIndex, topk
 from crossbatch.retrieval import index as index_module
-from crossbatch.retrieval.index import MAX_ROW_GROUP, RunningTopK, best_of_rows, group_size
+from crossbatch.retrieval.index import MAX_ROW_GROUP
+from crossbatch.retrieval.topk import RunningTopK, best_of_rows, group_size
 
 
 def streamed(tiles, k, group):
@@ -40,7 +41,7 @@ def test_streamed_lists_equal_a_sort(K, k, group, values, dtype, seed):
     tiles = scores.split(32)
     found, ids = streamed(tiles, k, group)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_module, "scores_above", topk_scan.definition)
+        patch.setattr(topk, "scores_above", topk_scan.definition)
         plain, plain_ids = streamed(tiles, k, group)
     assert torch.equal(found, plain)
     assert torch.equal(ids, plain_ids)

@@ -1,8 +1,9 @@
 """Operations that pay for themselves: compiled by numba, with their plain torch definitions.
 
 Each file holds one operation: its definition in plain torch, the compiled form, and the
-`torch.autograd.Function` that joins the two. `OPS` lists them; one contract test drives all of them
-against their definitions. This is the only package that may import numba, and it does so when a
+`torch.autograd.Function` that joins the two; a long compiled form has a file of its own beside it,
+`…_compiled.py`. `OPS` lists the operations; one contract test compares all of them with their
+definitions. This is the only package that may import numba, and it does so when a
 compiled function is first called: everything here works, slower, with torch alone.
 """
 

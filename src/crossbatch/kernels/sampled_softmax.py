@@ -35,6 +35,7 @@ from crossbatch.kernels.ragged import check_stops, lengths
 from crossbatch.kernels.softmax_blocks import (
     Columns,
     Gradients,
+    Rows,
     as_type,
     logsumexp_by_row,
     row_of_query,
@@ -205,13 +206,9 @@ def _losses(
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     """Losses `[B]`, and gradients of users, own vectors, log-weights and live groups of columns.
 
-    Args:
-        ctx: Columns, stops, which groups of columns need a gradient, and the rows of a block.
-        scale: `[B]` weight of each loss; None for losses without gradients.
-        users: As in `sampled_softmax`, like those that follow.
-        own: None where the positives are among the columns.
-        log_weights: …
-        vectors: …
+    `ctx` has columns, stops, which groups of columns need a gradient, and the rows of a block;
+    `scale` `[B]` are the weights of the losses, None for losses without gradients. Other arguments
+    are those of `sampled_softmax`; `own` is None where the positives are among the columns.
     """
     columns: Columns = ctx.columns
     dtype = torch.promote_types(users.dtype, torch.float32)
@@ -222,22 +219,20 @@ def _losses(
         own_rows = as_type(own, dtype)
         if ctx.stops is not None:
             own_rows = own_rows[row_of_query(columns, ctx.stops)]
-    gradients = Gradients.of(u, own_rows, parts, ctx.live, wanted=scale is not None)
-    # Rows begin at full cache lines, or the products would take an eighth longer.
-    width = (N + (own is not None) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
-    size = ctx.block_rows or max(FEWEST_ROWS, CACHED_SCORES // max(width, 1))
-    losses = softmax_blocks(
-        columns,
+    rows = Rows(
         u,
         own_rows,
         parts,
         u.new_zeros(P) if log_weights is None else as_type(log_weights, dtype),
         torch.arange(1, P + 1, device=u.device) if ctx.stops is None else ctx.stops,
         u.new_ones(B) if scale is None else as_type(scale, dtype),
-        gradients,
-        rows=max(1, size * B // max(P, 1)),
-        width=width,
     )
+    gradients = Gradients(rows, ctx.live, wanted=scale is not None)
+    # Rows begin at full cache lines, or the products would take an eighth longer.
+    width = (N + (own is not None) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+    size = ctx.block_rows or max(FEWEST_ROWS, CACHED_SCORES // max(width, 1))
+    rows_of_block = max(1, size * B // max(P, 1))
+    losses = softmax_blocks(columns, rows, gradients, size=rows_of_block, width=width)
     if scale is None:
         return losses, ()
     of_own = gradients.own

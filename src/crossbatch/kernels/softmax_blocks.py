@@ -8,28 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from crossbatch.kernels.compiler import (
-    Array,
     array,
-    compiled,
-    compiled_reordered,
-    inlined,
-    intrinsic,
     np,
     usable,
 )
 from crossbatch.kernels.ragged import lengths
+from crossbatch.kernels.softmax_compiled import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-BUCKETS = 1024
-LOWEST = -2139095041  # the ordered bits of −inf
 
 
 @dataclass(slots=True)
@@ -71,90 +64,81 @@ class Columns:
 
 
 @dataclass(slots=True)
+class Rows:
+    """The B rows of a softmax, and the vectors of its columns.
+
+    Attributes:
+        u: `[P, d]` queries, without gaps.
+        own: `[P, d]` own vector of each query's row; None where it is among the columns.
+        parts: `[n_i, d]` vectors of the columns.
+        log_weights: `[P]` of the queries.
+        stops: `[B]` where the queries of each row end.
+        scale: `[B]` weight of each loss.
+    """
+
+    u: Tensor
+    own: Tensor | None
+    parts: Sequence[Tensor]
+    log_weights: Tensor
+    stops: Tensor
+    scale: Tensor
+
+
 class Gradients:
-    """Room for the gradients of a softmax; empty tensors stand for those that nobody wants.
+    """Room for the gradients of rows; empty tensors stand for those that nobody wants.
+
+    Args:
+        rows: Whose gradients.
+        live: Which groups of columns need one.
+        wanted: Whether any is wanted.
 
     Attributes:
         users: `[P, d]` of the queries.
-        own: `[P, d]` of the own vector of each query's row; None where it is among the columns.
+        own: `[P, d]` of the own vectors; None where these are among the columns.
         log_weights: `[P]`.
         columns: `[n_i, d]` of each group of columns.
     """
 
-    users: Tensor
-    own: Tensor | None
-    log_weights: Tensor
-    columns: list[Tensor]
-
-    @classmethod
-    def of(
-        cls,
-        u: Tensor,
-        own: Tensor | None,
-        parts: Sequence[Tensor],
-        live: Sequence[bool],
-        *,
-        wanted: bool,
-    ) -> Gradients:
-        """Room for those of queries `[P, d]`, own vectors and the live ones of some columns."""
-        P, d = u.shape if wanted else (0, u.shape[1])
-        sizes = [
-            len(part) if needed and wanted else 0 for part, needed in zip(parts, live, strict=True)
-        ]
-        return cls(
-            u.new_zeros(P, d) if not parts else u.new_empty(P, d),
-            None if own is None else u.new_empty(P, d),
-            u.new_empty(u.shape[0]),
-            [u.new_empty(size, d) for size in sizes],
-        )
+    def __init__(self, rows: Rows, live: Sequence[bool], *, wanted: bool) -> None:
+        u, d = rows.u, rows.u.shape[1]
+        P = u.shape[0] if wanted else 0
+        self.users = u.new_empty(P, d) if rows.parts else u.new_zeros(P, d)
+        self.own = None if rows.own is None else u.new_empty(P, d)
+        self.log_weights = u.new_empty(u.shape[0])
+        sizes = [part.shape[0] if wanted else 0 for part in rows.parts]
+        self.columns = [u.new_empty(n * keep, d) for n, keep in zip(sizes, live, strict=True)]
 
 
 def softmax_blocks(
-    columns: Columns,
-    u: Tensor,
-    own: Tensor | None,
-    parts: Sequence[Tensor],
-    log_weights: Tensor,
-    stops: Tensor,
-    scale: Tensor,
-    gradients: Gradients,
-    *,
-    rows: int,
-    width: int,
+    columns: Columns, rows: Rows, gradients: Gradients, *, size: int, width: int
 ) -> Tensor:
     """Losses `[B]`; writes the gradients that there is room for.
 
     Args:
         columns: The N columns.
-        u: `[P, d]` queries, without gaps.
-        own: `[P, d]` own vector of each query's row; None where it is among the columns.
-        parts: `[n_i, d]` vectors of the columns.
-        log_weights: `[P]`.
-        stops: `[B]` where the queries of each row end.
-        scale: `[B]` weight of each loss.
+        rows: The B rows.
         gradients: Written.
-        rows: Rows of a block.
+        size: Rows of a block.
         width: Scores that a query has room for; one more than N if there are own vectors.
     """
-    B, losses = scale.shape[0], u.new_empty(scale.shape)
-    most = rows
+    u, own, stops = rows.u, rows.own, rows.stops
+    B, most = stops.shape[0], size
     if u.shape[0] != B:  # several queries a row
-        ends = [0, *stops[rows - 1 :: rows].tolist(), len(u)]
+        ends = [0, *stops[size - 1 :: size].tolist(), u.shape[0]]
         most = max(end - start for start, end in pairwise(ends))
-    block = u.new_empty(min(most, u.shape[0]), width)
-    if not parts or not usable(u, columns.log_q, columns.own_log_q, log_weights, scale):
-        _plain_blocks(
-            columns, u, own, parts, log_weights, stops, scale, gradients, rows, block, losses
-        )
+    block, losses = u.new_empty(min(most, u.shape[0]), width), u.new_empty(B)
+    floats = u, columns.log_q, columns.own_log_q, rows.log_weights, rows.scale
+    if not rows.parts or not usable(*floats):
+        _plain_blocks(columns, rows, gradients, size, block, losses)
         return losses
     nothing = np.empty((0, u.shape[1]), dtype=np.float32)
     exclude = np.empty((0, 0), dtype=np.bool_)
-    _blocks(
-        rows,
+    blocks(
+        size,
         array(u),
         nothing if own is None else array(own),
-        tuple([array(part) for part in parts]),
-        array(log_weights),
+        tuple([array(part) for part in rows.parts]),
+        array(rows.log_weights),
         array(stops),
         array(columns.log_q),
         array(columns.row_keys),
@@ -162,7 +146,7 @@ def softmax_blocks(
         exclude if columns.exclude is None else array(columns.exclude),
         array(columns.own_log_q),
         -1 if columns.own is None else columns.own,
-        array(scale),
+        array(rows.scale),
         block.numpy(),
         losses.numpy(),
         gradients.users.numpy(),
@@ -174,22 +158,13 @@ def softmax_blocks(
 
 
 def _plain_blocks(
-    columns: Columns,
-    u: Tensor,
-    own: Tensor | None,
-    parts: Sequence[Tensor],
-    log_weights: Tensor,
-    stops: Tensor,
-    scale: Tensor,
-    gradients: Gradients,
-    rows: int,
-    block: Tensor,
-    losses: Tensor,
+    columns: Columns, rows: Rows, gradients: Gradients, size: int, block: Tensor, losses: Tensor
 ) -> None:
     """`softmax_blocks` in plain torch."""
-    N, start = columns.column_keys.shape[0], 0
-    for first in range(0, scale.shape[0], rows):
-        last = min(first + rows, scale.shape[0])
+    u, own, parts, stops = rows.u, rows.own, rows.parts, rows.stops
+    B, N, start = stops.shape[0], columns.column_keys.shape[0], 0
+    for first in range(0, B, size):
+        last = min(first + size, B)
         end = int(stops[last - 1])
         some, scores = u[start:end], block[: end - start]
         places = scores.narrow(1, 0, N).split([len(part) for part in parts], dim=1)
@@ -198,9 +173,12 @@ def _plain_blocks(
         if own is not None:
             scores[:, N] = torch.linalg.vecdot(some, own[start:end])
         losses[first:last], gradients.log_weights[start:end] = _plain_rows(
-            columns.rows(first, last), scores, log_weights[start:end], stops[first:last] - start,
-            scale[first:last],
-        )  # fmt: skip
+            columns.rows(first, last),
+            scores,
+            rows.log_weights[start:end],
+            stops[first:last] - start,
+            rows.scale[first:last],
+        )
         if len(gradients.users):
             users = gradients.users[start:end]
             for i, (place, part) in enumerate(zip(places, parts, strict=True)):
@@ -264,184 +242,3 @@ def as_type(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` as `dtype`."""
     # Asking is cheaper than a conversion that finds nothing to do.
     return x if x.dtype == dtype else x.to(dtype)
-
-
-exponential, float_as_bits = intrinsic("exponential"), intrinsic("float_as_bits")
-bits_as_float = intrinsic("bits_as_float")
-product, product_t = intrinsic("product"), intrinsic("product_t")
-t_product = intrinsic("t_product")
-
-
-@compiled_reordered
-def _blocks(
-    rows: int,
-    u: Array,
-    own_rows: Array,
-    parts: Any,
-    log_weights: Array,
-    stops: Array,
-    log_q: Array,
-    row_keys: Array,
-    column_keys: Array,
-    exclude: Array,
-    own_log_q: Array,
-    own: int,
-    scale: Array,
-    block: Array,
-    losses: Array,
-    grad_users: Array,
-    grad_own: Array,
-    grad_log_weights: Array,
-    grad_parts: Any,
-) -> None:
-    """`softmax_blocks`; `own` is −1 for own vectors beside the columns, `exclude` may be empty."""
-    B, N, d = stops.shape[0], column_keys.shape[0], u.shape[1]
-    start = 0
-    for first in range(0, B, rows):
-        last = min(first + rows, B)
-        end = stops[last - 1]
-        some, scores, at = u[start:end], block[: end - start], 0
-        for i in range(len(parts)):
-            product_t(some, parts[i], scores[:, at : at + parts[i].shape[0]], 0)
-            at += parts[i].shape[0]
-        for p in range(scores.shape[0] if own < 0 else 0):
-            total = np.float32(0)
-            for k in range(d):
-                total += some[p, k] * own_rows[start + p, k]
-            scores[p, N] = total
-        _softmax_rows(
-            scores, log_weights[start:end], stops[first:last] - start, log_q, row_keys[first:last],
-            column_keys, exclude[first:last], own_log_q[first:last],
-            own + first if own >= 0 else -1, scale[first:last], losses[first:last],
-            grad_log_weights[start:end],
-        )  # fmt: skip
-        if grad_users.shape[0] > 0:
-            at = 0
-            for i in range(len(parts)):
-                place = scores[:, at : at + parts[i].shape[0]]
-                product(place, parts[i], grad_users[start:end], 0 if i == 0 else 1)
-                if grad_parts[i].shape[0] > 0:
-                    t_product(place, some, grad_parts[i], 0 if first == 0 else 1)
-                at += parts[i].shape[0]
-            for p in range(scores.shape[0] if own < 0 else 0):
-                pull = scores[p, N]
-                for k in range(d):
-                    grad_users[start + p, k] += pull * own_rows[start + p, k]
-                    grad_own[start + p, k] = pull * some[p, k]
-        start = end
-
-
-@compiled_reordered
-def _softmax_rows(
-    block: Array,
-    log_weights: Array,
-    stops: Array,
-    log_q: Array,
-    row_keys: Array,
-    column_keys: Array,
-    exclude: Array,
-    own_log_q: Array,
-    own: int,
-    scale: Array,
-    losses: Array,
-    pulls: Array,
-) -> None:
-    """Turn scores into the gradients of the losses, in place, and write the losses `[b]`.
-
-    `pulls` `[p]` become the gradients of the log-weights. `own` is the column of the first row's
-    own positive, or −1 where its score stands behind the columns.
-    """
-    B, N = stops.shape[0], column_keys.shape[0]
-    start = 0
-    for r in range(B):
-        for p in range(start, stops[r]):  # the own logits, for now
-            pulls[p] = block[p, N if own < 0 else own + r] + log_weights[p] - own_log_q[r]
-        start = stops[r]
-    _drop_matches(block, stops, row_keys, column_keys)
-    start = 0
-    for r in range(exclude.shape[0]):
-        for p in range(start, stops[r]):
-            for c in range(N):
-                block[p, c] = np.float32(-np.inf) if exclude[r, c] else block[p, c]
-        start = stops[r]
-    start = 0
-    for r in range(B):
-        own_peak = peak = np.float32(-np.inf)
-        for p in range(start, stops[r]):
-            own_peak = max(own_peak, pulls[p])
-            peak = max(peak, _correct(block[p, :N], log_q) + log_weights[p])
-        peak, own_total = max(peak, own_peak), np.float32(0)
-        for p in range(start, stops[r]):
-            own_total += np.exp(pulls[p] - own_peak)
-        own_logit = own_peak + np.log(own_total)
-        total = np.exp(own_logit - peak)
-        for p in range(start, stops[r]):
-            total += _exponentials(block[p, :N], peak - log_weights[p])
-        losses[r] = np.log(total) + (peak - own_logit)
-        share, pull = scale[r] / total, scale[r] * np.expm1(-losses[r])
-        for p in range(start, stops[r]):
-            mass = _scaled(block[p, :N], share)
-            pulls[p] = pull * np.exp(pulls[p] - own_logit)
-            block[p, N if own < 0 else own + r] = pulls[p]
-            pulls[p] += mass
-        start = stops[r]
-
-
-@compiled
-def _drop_matches(block: Array, stops: Array, row_keys: Array, column_keys: Array) -> None:
-    """−inf where a column carries the row's key; rows are chained by the last bits of theirs."""
-    last_bits = BUCKETS - 1
-    head = np.empty(BUCKETS, dtype=np.int32)
-    for bucket in range(BUCKETS):
-        head[bucket] = -1
-    following = np.empty(row_keys.shape[0], dtype=np.int32)
-    for r in range(row_keys.shape[0]):
-        bucket = row_keys[r] & last_bits
-        following[r] = head[bucket]
-        head[bucket] = r
-    for c in range(column_keys.shape[0]):
-        r = head[column_keys[c] & last_bits]
-        while r >= 0:
-            if row_keys[r] == column_keys[c]:
-                for p in range(0 if r == 0 else stops[r - 1], stops[r]):
-                    block[p, c] = -np.inf
-            r = following[r]
-
-
-@compiled_reordered
-def _scaled(row: Array, factor: Any) -> Any:
-    """Multiply in place; return the sum."""
-    total = np.float32(0)
-    for c in range(row.shape[0]):
-        row[c] *= factor
-        total += row[c]
-    return total
-
-
-@compiled
-def _correct(row: Array, log_q: Array) -> Any:
-    """Subtract log q in place; return the maximum.
-
-    Of integers, because a running maximum of floats is not vectorised: with the bits of negative
-    numbers flipped, floats are in the order of their bits.
-    """
-    highest = np.int32(LOWEST)
-    for c in range(row.shape[0]):
-        row[c] -= log_q[c]
-        highest = max(highest, _ordered(float_as_bits(row[c])))
-    return bits_as_float(_ordered(highest))
-
-
-@inlined
-def _ordered(bits: Any) -> Any:
-    return bits ^ ((bits >> np.int32(31)) & np.int32(2**31 - 1))
-
-
-@compiled_reordered
-def _exponentials(row: Array, peak: Any) -> Any:
-    """e^(row − peak) in place; return the sum."""
-    total = np.float32(0)
-    for c in range(row.shape[0]):
-        row[c] = exponential(row[c] - peak)
-        total += row[c]
-    return total

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from crossbatch.kernels.history_mean import history_mean
-from crossbatch.kernels.ragged import lengths, pad, real_entries
+from crossbatch.kernels.ragged import lengths, pad
 from crossbatch.kernels.recency_mean import recency_mean
 
 from .row_noise import uniform_rows
@@ -103,11 +103,6 @@ class PaddedHistory(History):
         """As they were given, with zeros where the mask is False."""
         vectors = layer(self._vectors) if layer else self._vectors
         return torch.where(self._mask.unsqueeze(-1), vectors, 0.0), self._mask
-
-
-def real_items(history: Tensor) -> tuple[Tensor, Tensor]:
-    """The item ids of histories `[B, L]` end to end `[P]`, and where each history ends `[B]`."""
-    return real_entries(history)
 
 
 def drop_items(history: Tensor, rate: float) -> Tensor:

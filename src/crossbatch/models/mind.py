@@ -97,17 +97,16 @@ class MIND(nn.Module):
 
     def forward(self, history: History) -> Tensor:
         """Interests `[B, K, d]`."""
-        sizes = history.lengths
-        absent = self._absent(sizes) if self.adaptive else None
+        absent = self._absent(history.lengths) if self.adaptive else None
         exporting = torch.compiler.is_exporting()
-        interests = (self._padded if exporting else self._ragged)(history, sizes, absent)
+        interests = (self._padded if exporting else self._ragged)(history, absent)
         return interests if absent is None else torch.where(absent, interests[:, :1], interests)
 
-    def _ragged(self, history: History, sizes: Tensor, absent: Tensor | None) -> Tensor:
+    def _ragged(self, history: History, absent: Tensor | None) -> Tensor:
         items, stops = history
         logits = self._random_logits(items.shape[0])  # [P, K]
         if logits is None or absent is not None:
-            rows = torch.arange(len(stops), device=stops.device)
+            rows, sizes = torch.arange(len(stops), device=stops.device), history.lengths
             of_item = rows.repeat_interleave(sizes, output_size=len(items))  # [P] its history
         if logits is None:
             positions = torch.arange(len(items), device=stops.device) - (stops - sizes)[of_item]
@@ -116,7 +115,7 @@ class MIND(nn.Module):
             logits = logits.masked_fill(absent[of_item, :, 0], -torch.inf)
         return routed_interests(items, stops, logits, self.iterations, *self._weights())
 
-    def _padded(self, history: History, sizes: Tensor, absent: Tensor | None) -> Tensor:
+    def _padded(self, history: History, absent: Tensor | None) -> Tensor:
         vectors, mask = history.padded()
         logits = self._random_logits(mask.shape[1])
         if logits is None:

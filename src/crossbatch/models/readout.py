@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from crossbatch.queries import best_interest
+
 
 def hard_readout(interests: Tensor, target: Tensor, power: float = 1.0) -> Tensor:
     """The interest with the largest score for the target.
@@ -24,10 +26,7 @@ def hard_readout(interests: Tensor, target: Tensor, power: float = 1.0) -> Tenso
         `[B, d]`.
     """
     del power
-    best = _scores(interests, target).argmax(dim=1)  # [B]
-    B, K, _ = interests.shape
-    # Of the flat rows: the backward pass of one index is several times as fast as that of two.
-    return interests.flatten(0, 1).index_select(0, best + K * torch.arange(B, device=best.device))
+    return best_interest(interests, target)
 
 
 def soft_readout(interests: Tensor, target: Tensor, power: float = 1.0) -> Tensor:

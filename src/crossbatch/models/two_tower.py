@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from crossbatch.kernels.ragged import lengths
+from crossbatch.kernels.ragged import lengths, real_entries
 from crossbatch.kernels.unit_vectors import unit_vectors
 from crossbatch.queries import Queries
 
@@ -20,7 +20,7 @@ from .checks import check_choice, check_share
 from .dense import identity_layer, mlp
 from .embedding import set_sparse
 from .features import FeatureEncoder, FeatureTable
-from .history import History, PaddedHistory, drop_items, real_items
+from .history import History, PaddedHistory, drop_items
 from .item_tower import NO_FEATURES, NOTHING
 from .readout import hard_readout
 from .text_encoder import TextEncoder
@@ -137,7 +137,7 @@ class TwoTower(nn.Module):
         if torch.compiler.is_exporting():  # a graph cannot depend on how many items are real
             vectors = self.describe(history.flatten()).view(*history.shape, -1)
             return self.interests(vectors, history != 0, user_ids)
-        interests = self.user_tower(self._read_history(*real_items(history)))
+        interests = self.user_tower(self._read_history(*real_entries(history)))
         return self._finished(interests, user_ids, event_ids)
 
     def items(self, item_ids: Tensor) -> Tensor:
@@ -168,11 +168,9 @@ class TwoTower(nn.Module):
         if self.history == "item_tower":
             distinct, where = item_ids.unique(return_inverse=True)
             return History(lambda: self.describe(distinct).index_select(0, where), stops)
-        mean = getattr(self.item_tower, "mean_columns", None)
-        if self.history == "id":
-            mean = getattr(self.item_tower.table, "mean", None)
-        offsets = stops - lengths(stops)
-        read_mean = (lambda: mean(item_ids, offsets)) if mean else None
+        source = self.item_tower.table if self.history == "id" else self.item_tower
+        mean = getattr(source, "mean" if self.history == "id" else "mean_columns", None)
+        read_mean = (lambda: mean(item_ids, stops - lengths(stops))) if mean else None
         return History(lambda: self.describe(item_ids), stops, read_mean)
 
     def interests(

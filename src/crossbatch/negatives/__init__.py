@@ -9,7 +9,7 @@ A library of its own that needs nothing but torch:
 from crossbatch.negatives.cached_softmax import CachedSoftmax
 from crossbatch.negatives.candidates import Candidates, Corpus
 from crossbatch.negatives.cross_batch import CrossBatchSampler
-from crossbatch.negatives.cross_batch_softmax import CrossBatchSoftmax, best_interest
+from crossbatch.negatives.cross_batch_softmax import CrossBatchSoftmax
 from crossbatch.negatives.diagnostics import diagnose, diagnose_bank
 from crossbatch.negatives.frequency import item_frequency, no_correction, sampler_law
 from crossbatch.negatives.in_batch import InBatchSampler
@@ -20,7 +20,7 @@ from crossbatch.negatives.mixed import MixedSampler
 from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler
 from crossbatch.negatives.streaming import StreamingFrequency
 from crossbatch.negatives.uniform import UniformSampler
-from crossbatch.queries import Queries
+from crossbatch.queries import Queries, best_interest
 
 SAMPLERS: dict[str, type[NegativeSampler]] = {
     "uniform": UniformSampler,

@@ -26,7 +26,7 @@ from crossbatch.negatives.masks import known_positives_mask
 from crossbatch.negatives.memory_bank import MemoryBank
 from crossbatch.negatives.pairs import Pairs, weighted
 from crossbatch.negatives.streaming import StreamingFrequency
-from crossbatch.queries import Queries
+from crossbatch.queries import Queries, best_interest
 
 if TYPE_CHECKING:
     from crossbatch.negatives.sampler import ItemEncoder
@@ -285,23 +285,3 @@ class CrossBatchSoftmax(nn.Module):
             return torch.zeros(item_ids.shape, device=item_ids.device)
         log_q: Tensor = self.frequency(item_ids)
         return log_q
-
-
-def best_interest(interests: Tensor, items: Tensor) -> Tensor:
-    """The interest of each row that scores its own item highest (hard label-aware readout).
-
-    Args:
-        interests: `[B, K, d]`.
-        items: `[B, d]`.
-
-    Returns:
-        `[B, d]`; gradient flows into the chosen interest alone.
-    """
-    if interests.dim() != 3 or items.shape != (interests.shape[0], interests.shape[2]):
-        raise ValueError(
-            "interests must have shape [B, K, d] and items [B, d], got "
-            f"{list(interests.shape)} and {list(items.shape)}"
-        )
-    scores = torch.einsum("bkd,bd->bk", interests.detach().float(), items.detach().float())
-    chosen = scores.argmax(dim=1)
-    return interests[torch.arange(len(chosen), device=chosen.device), chosen]

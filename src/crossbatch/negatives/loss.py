@@ -9,7 +9,7 @@ One function serves every strategy, because strategies differ only in the column
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 
@@ -73,23 +73,19 @@ def sampled_softmax_loss(
     """
     check_softmax_options(temperature, mask, chunk_size)
     _check(users, positives, negatives, reduction, exclude)
-    # Upcast first: the quotient of a 16-bit vector would be rounded again, or overflow.
-    queries = _flat(users)
-    vectors = queries.vectors.to(torch.promote_types(queries.vectors.dtype, torch.float32))
-    if isinstance(temperature, torch.Tensor) or temperature != 1:
-        vectors = vectors / temperature
-    queries = queries._replace(vectors=vectors)
+    users = _divided(users, temperature)
     if torch.compiler.is_compiling():
-        losses = _defined_losses(queries, positives, negatives, mask, exclude)
+        losses = row_losses(users, positives, negatives, mask=mask, exclude=exclude)
         return losses.mean() if reduction == "mean" else _reduced(losses, reduction)
+    vectors, log_weights, stops = _flat(users)
     rows = None if chunk_size is None else max(1, len(users) * chunk_size // max(len(negatives), 1))
     losses = sampled_softmax(
         _columns(positives, negatives, mask, exclude),
         vectors,
         positives.embeddings,
         _live_vectors(negatives),
-        queries.log_weights,
-        queries.stops,
+        log_weights,
+        stops,
         mean=reduction == "mean",
         block_rows=rows,
     )
@@ -98,17 +94,24 @@ def sampled_softmax_loss(
     return _reduced(losses, reduction)
 
 
-class _FlatQueries(NamedTuple):
-    """Queries of all users end to end, as the operation takes them."""
+def _divided(users: Tensor | Queries, temperature: float | Tensor) -> Tensor | Queries:
+    """Users divided by the temperature."""
+    if isinstance(users, Queries):
+        vectors = cast("Tensor", _divided(users.vectors, temperature))
+        return Queries(vectors, users.log_weights)
+    # Upcast first: the quotient of a 16-bit vector would be rounded again, or overflow.
+    users = users.to(torch.promote_types(users.dtype, torch.float32))
+    learned = isinstance(temperature, torch.Tensor)
+    return users / temperature if learned or temperature != 1 else users
 
-    vectors: Tensor  # [P, d]
-    log_weights: Tensor | None = None  # [P]
-    stops: Tensor | None = None  # [B] where those of each user end; None for one each
 
+def _flat(users: Tensor | Queries) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Queries `[P, d]` of all users end to end, log-weights `[P]`, and `[B]` where each user's end.
 
-def _flat(users: Tensor | Queries) -> _FlatQueries:
+    The last two are None where every user has one.
+    """
     if not isinstance(users, Queries):
-        return _FlatQueries(users)
+        return users, None, None
     present = users.log_weights > -math.inf  # [B, K]
     per_user = present.sum(dim=1)
     if not bool(per_user.all()):
@@ -118,7 +121,7 @@ def _flat(users: Tensor | Queries) -> _FlatQueries:
         )
     where = present.flatten().nonzero().squeeze(1)  # [P]
     vectors = users.vectors.flatten(0, 1).index_select(0, where)
-    return _FlatQueries(vectors, users.log_weights.flatten()[where], per_user.cumsum(dim=0))
+    return vectors, users.log_weights.flatten()[where], per_user.cumsum(dim=0)
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
@@ -169,23 +172,14 @@ def row_losses(
     The operation `sampled_softmax` computes the same at the cost of the columns that need a
     gradient. This form is what `torch.compile` traces, and what tests compare the other with.
     """
-    return _defined_losses(_flat(users), positives, negatives, mask, exclude)
-
-
-def _defined_losses(
-    queries: _FlatQueries,
-    positives: Candidates,
-    negatives: Candidates,
-    mask: str,
-    exclude: Tensor | None,
-) -> Tensor:
+    vectors, log_weights, stops = _flat(users)
     return definition(
         _columns(positives, negatives, mask, exclude),
-        queries.vectors,
+        vectors,
         positives.embeddings,
         _live_vectors(negatives),
-        queries.log_weights,
-        queries.stops,
+        log_weights,
+        stops,
     )
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from crossbatch.queries import rows_of, weights_of
+from crossbatch.queries import combined, rows_of, weights_of
+from crossbatch.retrieval.topk import forbid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,12 +106,7 @@ class CoarseScores:
             totals = coarse.amax(dim=1).float()
         else:  # Σ weight · exp(score), which grows with its logarithm
             totals = torch.bmm(log_weights.exp().unsqueeze(1), coarse.float().exp_()).squeeze(1)
-        totals[:, 0] = -torch.inf
-        if exclude is not None:
-            inside = (exclude > 0) & (exclude < len(self.vectors))
-            totals.scatter_(1, exclude.where(inside, 0).long(), -torch.inf)
-        if allowed is not None:
-            totals.add_(allowed.penalty)
+        forbid(totals, len(self.vectors), exclude, allowed)
         top, candidates = totals.topk(CANDIDATES * k, dim=1)
         kth, last = top[:, k - 1], top[:, -1]
         # An item that is not a candidate has at most the coarse score of the last one. It is out of
@@ -119,10 +115,7 @@ class CoarseScores:
         certain = (last < floor) & (largest <= LARGEST_SCORE)
         item_ids = candidates.sort(dim=1).values  # of equal scores the smaller id comes first
         exact = torch.bmm(vectors, self.vectors[item_ids].transpose(1, 2))
-        if log_weights is None:
-            exact = exact.amax(dim=1)
-        else:
-            exact = (exact + log_weights.unsqueeze(2)).logsumexp(dim=1)
+        exact = combined(exact, log_weights)
         if exclude is not None or allowed is not None:
             # Candidates that are excluded: only where a user has fewer than that many others.
             exact = exact.masked_fill(totals.gather(1, item_ids).isneginf(), -torch.inf)

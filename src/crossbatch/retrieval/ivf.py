@@ -17,9 +17,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from crossbatch.queries import Queries, rows_of, weights_of
+from crossbatch.queries import Queries, combined, rows_of, weights_of
 from crossbatch.retrieval.allowed import Allowed
-from crossbatch.retrieval.index import FEW_ALLOWED, ExactIndex, TopK, search_blocks
+from crossbatch.retrieval.index import FEW_ALLOWED, ExactIndex
+from crossbatch.retrieval.topk import TopK, search_blocks
 
 OVERSAMPLING = 2  # candidates for each place of a list: codes of 8 bits are not quite in order
 SMALL = 8  # lists longer than 1/SMALL of the catalogue are made exactly
@@ -173,10 +174,7 @@ class IVFIndex:
         # [b, C] ascending, 0 where there is none
         candidates = self._candidates(vectors, width, allowed if skip else None)
         scores = torch.bmm(self.vectors[candidates], vectors.transpose(1, 2))  # [b, C, K]
-        if log_weights is None:
-            scores = scores.amax(dim=2)
-        else:
-            scores = (scores + log_weights.unsqueeze(1)).logsumexp(dim=2)
+        scores = combined(scores.transpose(1, 2), log_weights)
         blank = candidates == 0
         blank[:, 1:] |= candidates[:, 1:] == candidates[:, :-1]  # found by several interests
         if allowed is not None and not skip:
