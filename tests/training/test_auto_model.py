@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from crossbatch.config import ModelConfig, Recipe
 from crossbatch.errors import ConfigError, DataError
@@ -187,6 +188,25 @@ def test_widths_and_lengths_are_raced_too(dataset, tmp_path):
     assert "dim = 16" in str(choice)
 
 
+def test_wide_towers_race_narrow_and_train_wide(dataset, tmp_path):
+    widths = []
+
+    def measure(model, candidate):
+        assert model.items(torch.tensor([1])).shape == (1, candidate.model.dim)
+        widths.append(candidate.model.dim)
+        return 1 / candidate.train.history_length
+
+    recipe = AUTO.changed(["model.dim=72", "model.tower.race_seconds=1e-9"])
+    choice = choose(dataset, tmp_path / "run", measure, recipe)
+    assert widths == [64] * 4
+    assert choice.applied_to(recipe).model.dim == 72
+    assert "after 3 steps with 64 dimensions its recall@50" in str(choice)
+    widths.clear()
+    wide = recipe.changed(["model.tower.widths=[96]"])  # widths are compared as they are
+    assert choose(dataset, tmp_path / "wide", measure, wide).applied_to(wide).model.dim == 72
+    assert widths == [72, 96] * 4
+
+
 @pytest.mark.parametrize(
     "override", ["widths=256", "widths=[0]", "widths=[true]", 'history_lengths=["20"]']
 )
@@ -234,7 +254,7 @@ def test_what_is_said_and_recorded(finished):
     assert result["model"] == config["model"]["name"] == config["race"]["settings"]["model"]["name"]
     assert heard[0] == (
         'model.name is "auto": 4 candidates train for 3 steps each and the better half continues, '
-        "within 120 CPU seconds"
+        "within 60 CPU seconds"
     )
     assert re.fullmatch(
         rf"model chosen: {result['model']} \(.*history_length = \d+\), because after 40 steps its "
