@@ -4,10 +4,10 @@
     choice.applied_to(recipe)     # what to train
     choice.reason                 # what was measured
 
-The candidates race on validation users (`crossbatch.training.race`) with narrow vectors, whose steps
-take a fraction of the time. The winner then trains from its first step, as if the recipe had named
-it: `config.json` has its settings, and beside them what was asked and measured. Each measurement is
-written to the run folder at once, and a resumed race continues with the next one.
+The candidates race on validation users (`crossbatch.training.race`) with narrow vectors, whose
+steps take a fraction of the time. The winner then trains from its first step, as if the recipe had
+named it: `config.json` has its settings, and beside them what was asked and measured. Each
+measurement is written to the run folder at once, and a resumed race continues with the next one.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ AUTO: dict[str, Any] = {
     "history_lengths": [],
 }
 MOST_USERS = 4_000  # validation users that a candidate is measured on
-# Candidates race with vectors of at most this width, unless widths are what they differ in: which
-# tower is ahead was the same as with 256 dimensions wherever it was measured, at a third of the time.
+# Candidates race with vectors of at most this width, unless widths are what they differ in. Which
+# tower was ahead did not depend on it wherever we looked, and a step takes a third of the time.
 RACE_DIM = 64
 # Candidates within this share of the best are level, and the first of them in their order is taken:
 # recent items are overtaken early in training, and ahead at its end, on sparse data.
