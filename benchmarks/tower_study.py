@@ -1,13 +1,13 @@
 """What else could make the default tower better: one change at a time, at equal samples.
 
     python benchmarks/tower_study.py DATASET --out results/towers/book-1m.json --passes 2
-    python benchmarks/tower_study.py DATASET --out … --changes "log-q × 0.9" --seeds 0,1,2
+    python benchmarks/tower_study.py DATASET --out … --changes "default;width 128" --seeds 0,1,2
 
-The tower is `recent_items` with all defaults; later items are masked where the "auto" sampler masks
-them. Every training sees the same samples, `--passes` times, and ends where its cosine schedule
-does; no best step is chosen. Metrics leave out items that a user has had; what helps is chosen on
-validation users. Processor time is that of one thread, steps alone. Every finished training is in
-`--out`, and is not repeated.
+The default is `recent_items` with the width and the other settings that `crossbatch train` gives it
+on the dataset; later items are masked where the "auto" sampler masks them. Every training sees the
+same samples, `--passes` times, and ends where its cosine schedule does; no best step is chosen.
+Metrics leave out items that a user has had; what helps is chosen on validation users. Processor
+time is that of one thread, steps alone. Every finished training is in `--out`, and is not repeated.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from crossbatch.files import write_document
 from crossbatch.kernels.unit_vectors import unit_vectors
 from crossbatch.models import TwoTower
 from crossbatch.negatives import Candidates
+from crossbatch.training.auto_model import with_width
 from crossbatch.training.auto_sampler import LATER_SHARE, later_share
 from crossbatch.training.build import build_towers, build_trainer, draw_batches, resolve
 
@@ -65,12 +66,6 @@ def untie(model: TwoTower, recipe: Recipe, dataset: Dataset) -> None:
 def without_layer(model: TwoTower, recipe: Recipe, dataset: Dataset) -> None:
     """Make each query the vector of its item as it is."""
     model.user_tower.layer = torch.nn.Identity()
-
-
-def scale_log_q(scale: float, trainer: Trainer) -> None:
-    """Correct for a part of the popularity only, so that rare items end with higher scores."""
-    whole = trainer.sampler.log_q
-    trainer.sampler.log_q = lambda ids: scale * whole(ids)
 
 
 def add_margin(largest: float, trainer: Trainer) -> None:
@@ -124,14 +119,17 @@ class Change:
 
 CHANGES = {
     DEFAULT: Change(),
-    "log-q × 0.9": Change(trainer=partial(scale_log_q, 0.9)),
-    "log-q × 0.8": Change(trainer=partial(scale_log_q, 0.8)),
-    "log-q × 0.7": Change(trainer=partial(scale_log_q, 0.7)),
-    "log-q × 0.6": Change(trainer=partial(scale_log_q, 0.6)),
-    "batch 512": Change({"train": {"batch_size": 512, "lr": 0.0028}}),
+    "log-q × 0.9": Change({"loss": {"q_power": 0.9}}),
+    "log-q × 0.8": Change({"loss": {"q_power": 0.8}}),
     "width 64": Change({"model": {"dim": 64}}),
     "width 128": Change({"model": {"dim": 128}}),
+    "width 256": Change({"model": {"dim": 256}}),
     "width 512": Change({"model": {"dim": 512}}),
+    "width 64, log-q × 0.8": Change({"model": {"dim": 64}, "loss": {"q_power": 0.8}}),
+    "width 128, log-q × 0.8": Change({"model": {"dim": 128}, "loss": {"q_power": 0.8}}),
+    "width 256, log-q × 0.8": Change({"model": {"dim": 256}, "loss": {"q_power": 0.8}}),
+    "width 256, log-q × 0.9": Change({"model": {"dim": 256}, "loss": {"q_power": 0.9}}),
+    "batch 512": Change({"train": {"batch_size": 512, "lr": 0.0028}}),
     "queries without a layer": Change(towers=without_layer),
     "averaged weights": Change(average=True),
     "averaged weights, constant rate": Change({"train": {"schedule": "constant"}}, average=True),
@@ -154,16 +152,13 @@ def recipe_of(change: Change, passes: float, seed: int, dataset: Dataset) -> Rec
     train |= change.recipe.get("train", {})
     samples = dataset.num_samples(1, 0.0)
     steps = math.ceil(passes * change.passes * samples / train["batch_size"])
-    recipe = resolve(
-        Recipe.from_dict(
-            {
-                "model": {"name": "recent_items"} | change.recipe.get("model", {}),
-                "sampler": {"name": "in_batch"},
-                "train": train | {"max_steps": steps, "seed": seed, "threads": 1},
-            }
-        ),
-        dataset,
-    )
+    document = {
+        "model": {"name": "recent_items"} | change.recipe.get("model", {}),
+        "sampler": {"name": "in_batch"},
+        "loss": change.recipe.get("loss", {}),
+        "train": train | {"max_steps": steps, "seed": seed, "threads": 1},
+    }
+    recipe = resolve(with_width(Recipe.from_dict(document), dataset), dataset)
     masks = later_share(recipe, dataset) >= LATER_SHARE
     return recipe.changed([f"loss.mask_later={str(masks).lower()}"])
 
@@ -223,23 +218,26 @@ def recorded(path: Path) -> list[dict[str, Any]]:
 
 
 def measured(runs: list[dict[str, Any]], split: str = "valid") -> list[dict[str, Any]]:
-    """Each change beside the default with the same passes and seeds: means over seeds."""
+    """Each change, means over seeds, and its gain over the default where that has these seeds."""
     found: dict[tuple[float, str], dict[int, dict[str, Any]]] = {}
     for run in runs:
         found.setdefault((run["passes"], run["change"]), {})[run["seed"]] = run
     rows = []
     for (passes, name), by_seed in found.items():
         plain = found.get((passes, DEFAULT), {})
-        seeds = sorted(set(by_seed) & set(plain))
-        if not seeds:
+        if plain and not set(by_seed) & set(plain):
             continue
-        row = {"change": name, "passes": passes, "seeds": len(seeds)}
+        seeds = sorted(set(by_seed) & set(plain)) if plain else sorted(by_seed)
+        row = {"change": name, "passes": passes, "seeds": len(seeds), "time": None}
         for metric in METRICS:
-            values = [by_seed[seed][split][metric] for seed in seeds]
-            gaps = [by_seed[seed][split][metric] - plain[seed][split][metric] for seed in seeds]
-            row[metric], row[f"gain in {metric}"] = statistics.fmean(values), gaps
-        times = [by_seed[seed]["cpu_seconds"] / plain[seed]["cpu_seconds"] for seed in seeds]
-        rows.append(row | {"time": statistics.fmean(times)})
+            row[metric] = statistics.fmean(by_seed[seed][split][metric] for seed in seeds)
+        if plain:
+            for metric in METRICS:
+                base = statistics.fmean(plain[seed][split][metric] for seed in seeds)
+                row[f"gain in {metric}"] = row[metric] - base
+            times = [by_seed[seed]["cpu_seconds"] / plain[seed]["cpu_seconds"] for seed in seeds]
+            row["time"] = statistics.fmean(times)
+        rows.append(row)
     order = {name: number for number, name in enumerate(CHANGES)}
     return sorted(rows, key=lambda row: (row["passes"], order.get(row["change"], len(order))))
 
@@ -251,9 +249,11 @@ def print_table(runs: list[dict[str, Any]]) -> None:
     for row in measured(runs):
         cells = [row["change"], row["passes"], row["seeds"]]
         for metric in METRICS:
-            gain = 100 * statistics.fmean(row[f"gain in {metric}"])
-            cells.append(f"{100 * row[metric]:.2f} ({gain:+.2f})")
-        print("| " + " | ".join(map(str, [*cells, f"{row['time']:.2f}"])) + " |")
+            gain = row.get(f"gain in {metric}")
+            shown = "" if gain is None else f" ({100 * gain:+.2f})"
+            cells.append(f"{100 * row[metric]:.2f}{shown}")
+        time_of = "" if row["time"] is None else f"{row['time']:.2f}"
+        print("| " + " | ".join(map(str, [*cells, time_of])) + " |")
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from crossbatch.evaluation.runs import evaluate_runs
 from crossbatch.fitting import _validation_metric
 from crossbatch.reports.variants import choices
 from crossbatch.serving import export_bundle
-from crossbatch.training import DivergedError, Interrupted, fit
+from crossbatch.training import DivergedError, Interrupted, auto_model, fit
 from crossbatch.training.auto_model import CANDIDATES, candidates_of, choose_model, leading
 from crossbatch.training.build import build_towers, resolve
 from crossbatch.training.progress import Progress
@@ -205,6 +205,25 @@ def test_wide_towers_race_narrow_and_train_wide(dataset, tmp_path):
     wide = recipe.changed(["model.tower.widths=[96]"])  # widths are compared as they are
     assert choose(dataset, tmp_path / "wide", measure, wide).applied_to(wide).model.dim == 72
     assert widths == [72, 96] * 4
+
+
+def test_the_width_follows_the_number_of_samples(dataset, tmp_path, monkeypatch):
+    document = {
+        **DOCUMENT,
+        "model": {key: v for key, v in DOCUMENT["model"].items() if key != "dim"},
+    }
+    recipe = Recipe.from_dict(document).changed(["model.tower.race_seconds=1e-9"])
+
+    def width(name, of=recipe):
+        measure = prefers("10 recent items", "recency pooling", "GRU4REC")
+        choice = choose(dataset, tmp_path / name, measure, of)
+        assert choice.asked["model"]["dim"] == (of.model.dim if of.says("model", "dim") else "auto")
+        return choice.applied_to(of).model.dim
+
+    assert width("few") == 128
+    assert width("said", recipe.changed(["model.dim=256"])) == 256
+    monkeypatch.setattr(auto_model, "FEW_SAMPLES", dataset.num_samples(1, 0.0))
+    assert width("many") == 256
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ RACE_DIM = 64
 # Candidates within this share of the best are level, and the first of them in their order is taken:
 # recent items are overtaken early in training, and ahead at its end, on sparse data.
 LEVEL = 0.03
+# Width d of the winner, unless the recipe sets it: of few samples, wide vectors learn too much.
+FEW_SAMPLES, NARROW, WIDE = 250_000, 128, 256
 # What a candidate puts into `[model]` and `[train]`; a history length that the recipe sets stays.
 # GRU4REC is not among them: a step of it takes several times as long.
 CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
@@ -130,7 +132,7 @@ def choose_model(
                 "torchrun, or name a model"
             )
         dataset.verify()
-        candidates = candidates_of(recipe)
+        candidates = candidates_of(with_width(recipe, dataset))
         record = RaceRecord(folder, asked, raced(candidates, options))
         seconds = options["race_seconds"]
         steps = min(options["first_steps"], recipe.train.max_steps)
@@ -260,8 +262,9 @@ def race_options(recipe: Recipe) -> dict[str, Any]:
 def asked_recipe(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     """The recipe as it is compared on a resume, with `"auto"` for what the race decides."""
     document = recipe.to_dict()
-    if not recipe.says("train", "history_length"):
-        document["train"]["history_length"] = "auto"
+    for section, key in (("train", "history_length"), ("model", "dim")):
+        if not recipe.says(section, key):
+            document[section][key] = "auto"
     document |= {"dataset": {"checksum": dataset.manifest["checksum"]}, OWN_MODEL: None}
     plain: dict[str, Any] = json.loads(json.dumps(document))  # with lists for tuples
     return plain
@@ -287,6 +290,15 @@ def candidates_of(recipe: Recipe) -> dict[str, Recipe]:
                 if candidate not in found.values():
                     found[name] = candidate
     return found
+
+
+def with_width(recipe: Recipe, dataset: Dataset) -> Recipe:
+    """The recipe with a width that suits the number of training samples, unless it sets one."""
+    if recipe.says("model", "dim"):
+        return recipe
+    samples = dataset.num_samples(recipe.train.min_history, recipe.train.newest_days)
+    width = NARROW if samples < FEW_SAMPLES else WIDE
+    return replace(recipe, model=replace(recipe.model, dim=width))
 
 
 def raced(candidates: dict[str, Recipe], options: dict[str, Any]) -> dict[str, Recipe]:
