@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 HISTORY_LENGTH = 20
 CHECKPOINTS, SEARCH_SHARE = 4, 4
-TRIED = (("adagrad", 0.1), ("adagrad", 0.3), ("adam", 0.002))
+TRIED = ("adagrad:0.1", "adagrad:0.3", "adam:0.002")
 DECIDES = "recall@50"
 
 
@@ -111,9 +111,11 @@ class Peer:
             recommend, batches, popularity=self.popularity, exclude_history=True
         )
 
-    def record(self, model: str, runs: list[Path]) -> dict[str, Any]:
+    def record(self, model: str, tried: list[str], runs: list[Path]) -> dict[str, Any]:
         """Choose the optimiser, train for all batches, and compare with the runs."""
-        tries = [self.train(model, *tried, self.steps // SEARCH_SHARE) for tried in TRIED]
+        pairs = [each.split(":") for each in tried]
+        few = self.steps // SEARCH_SHARE
+        tries = [self.train(model, optimizer, float(rate), few) for optimizer, rate in pairs]
         chosen = max(tries, key=lambda each: float(each["valid"]))
         found = self.train(model, chosen["optimizer"], chosen["lr"], self.steps)
         test = self.measure(found.pop("best"), "test")
@@ -132,13 +134,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of arrays and vectors")
     parser.add_argument("--venvs", type=Path, default=ROOT, help="folder of the environment")
     parser.add_argument("--models", nargs="+", default=["youtube_dnn"])
+    parser.add_argument("--tried", nargs="+", default=TRIED, help="optimisers and their rates")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     peer = Peer(
         open_dataset(arguments.data), arguments.runs[0], arguments.work, arguments.venvs.resolve()
     )
-    peers = [peer.record(model, arguments.runs) for model in arguments.models]
+    peers = [peer.record(model, arguments.tried, arguments.runs) for model in arguments.models]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     record = {"data": arguments.data.name, "ours": ours(arguments.runs), "tfrs": peers}
     write_document(arguments.out, record)

@@ -104,8 +104,8 @@ def tune_baseline(
         for value in values[1:]:
             other = tried({**best.settings, key: value})
             best = max(best, other, key=lambda each: each.value)  # the earlier one if equal
-        factor = {min(values): 0.5, max(values): 2.0}.get(best.settings[key])
-        for _ in range(MOST_BEYOND if factor and key in baseline.open_ended else 0):
+        factor = {min(values): 0.5, max(values): 2.0}.get(best.settings[key], 1.0)
+        for _ in range(MOST_BEYOND if factor != 1 and key in baseline.open_ended else 0):
             further = tried({**best.settings, key: factor * best.settings[key]})
             if further.value <= best.value:
                 break
