@@ -105,7 +105,7 @@ class Peer:
     def measure(self, path: Path, split: str) -> Evaluation:
         """Metrics of exported vectors, without seen items."""
         with np.load(path) as vectors:
-            recommend = vector_recommender(vectors["items"], vectors[split])
+            recommend = vector_recommender(vectors["items"], vectors[split], self.dataset, split)
         batches = self.dataset.eval_batches(split, history_length=HISTORY_LENGTH)
         return evaluate_recommender(
             recommend, batches, popularity=self.popularity, exclude_history=True
