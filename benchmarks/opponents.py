@@ -5,15 +5,17 @@
 
 Baselines are tuned on validation users by recall@50 without seen items, as `crossbatch evaluate`
 does. A difference is of the mean over seeds from a baseline, with a 95 % interval over users drawn
-in pairs. Processor time is that of one thread: set OMP_NUM_THREADS=1.
+in pairs. Processor time is that of one thread: set OMP_NUM_THREADS=1. With `--again` the settings
+of the baselines that it does not name are taken from the record in `--out`, and not tuned anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +26,9 @@ from crossbatch.evaluation.evaluator import evaluate_recommender
 from crossbatch.evaluation.popularity import Popularity
 from crossbatch.evaluation.tuned_baselines import tune_baseline
 from crossbatch.files import read_document, write_document
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 METRICS = ("recall@20", "recall@50", "ndcg@50")
 DECIDES = "recall@50"
@@ -62,6 +67,12 @@ def per_user(runs: list[Path], name: str) -> np.ndarray:
     return np.mean([np.load(run / "per_user" / f"test_unseen_{name}.npy") for run in runs], axis=0)
 
 
+def paired_gaps(runs: list[Path], other: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
+    """By which the runs' metrics exceed those of the same users, with a 95 % interval."""
+    gaps = {name: paired_difference(per_user(runs, name), other[name]) for name in METRICS}
+    return {name: [gap.value, gap.low, gap.high] for name, gap in gaps.items()}
+
+
 def first_reached(runs: list[Path], value: float) -> list[float | None]:
     """Processor seconds of steps until each run's validation metric reached `value`."""
     found: list[float | None] = []
@@ -72,30 +83,33 @@ def first_reached(runs: list[Path], value: float) -> list[float | None]:
     return found
 
 
-def opponent(dataset: Dataset, name: str, runs: list[Path]) -> dict[str, Any]:
-    """A baseline, tuned and measured, and how far the runs are from it."""
+def opponent(
+    dataset: Dataset, name: str, runs: list[Path], earlier: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """A baseline, tuned as `earlier` says or anew, measured, and how far the runs are from it."""
     obstacle = BASELINES[name].obstacle(dataset)
     if obstacle:
         return {"name": name, "left_out": obstacle}
-    tuned = tune_baseline(dataset, name, exclude_history=True)
+    if earlier is None:
+        tuned = tune_baseline(dataset, name, exclude_history=True)
+        recommend, facts = (
+            tuned.recommend,
+            {f.name: getattr(tuned, f.name) for f in dataclasses.fields(tuned)},
+        )
+        facts["valid"] = tuned.value
+    else:
+        recommend, facts = BASELINES[name].make(dataset, **earlier["settings"]), earlier
     popularity = Popularity.from_counts(dataset.item_counts)
-    test = evaluate_recommender(
-        tuned.recommend, dataset.eval_batches("test"), popularity=popularity
-    ).unseen
+    batches = dataset.eval_batches("test")
+    test = evaluate_recommender(recommend, batches, popularity=popularity).unseen
     assert test is not None
-    differences = {}
-    for metric in METRICS:
-        gap = paired_difference(per_user(runs, metric), test.per_user[metric])
-        differences[metric] = [gap.value, gap.low, gap.high]
     return {
         "name": name,
-        "settings": dict(tuned.settings),
+        "settings": dict(facts["settings"]),
         "test": {metric: test.means()[metric] for metric in (*METRICS, "tail_recall@50")},
-        "valid": tuned.value,
-        "fit_cpu_seconds": tuned.fit_cpu_seconds,
-        "tuning_cpu_seconds": tuned.tuning_cpu_seconds,
-        "difference": differences,
-        "reached_after_cpu_seconds": first_reached(runs, tuned.value),
+        **{key: facts[key] for key in ("valid", "fit_cpu_seconds", "tuning_cpu_seconds")},
+        "difference": paired_gaps(runs, test.per_user),
+        "reached_after_cpu_seconds": first_reached(runs, facts["valid"]),
     }
 
 
@@ -105,13 +119,20 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--runs", type=Path, nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--again", nargs="*", help="baselines to tune anew; all without --again")
     arguments = parser.parse_args()
-    dataset = open_dataset(arguments.data)
+    dataset, earlier = open_dataset(arguments.data), {}
+    if arguments.again is not None:
+        record = read_document(arguments.out, "leave --again out")
+        earlier = {row["name"]: row for row in record["opponents"] if "settings" in row}
+        earlier = {name: row for name, row in earlier.items() if name not in arguments.again}
     record = {
         "data": arguments.data.name,
         "test_users": dataset.num_eval_users("test"),
         "ours": ours(arguments.runs),
-        "opponents": [opponent(dataset, name, arguments.runs) for name in BASELINES],
+        "opponents": [
+            opponent(dataset, name, arguments.runs, earlier.get(name)) for name in BASELINES
+        ],
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_document(arguments.out, record)

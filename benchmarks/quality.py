@@ -220,7 +220,7 @@ class Study:
 
     def _measure(self, path: Path, split: str) -> Evaluation:
         with np.load(path) as vectors:
-            recommend = vector_recommender(vectors["items"], vectors[split])
+            recommend = vector_recommender(vectors["items"], vectors[split], self.dataset, split)
         batches = self.dataset.eval_batches(split, history_length=HISTORY_LENGTH)
         return evaluate_recommender(recommend, batches, popularity=self.popularity)
 
@@ -236,15 +236,18 @@ class Study:
         path.with_suffix(".part").rename(path)
 
 
-def vector_recommender(items: np.ndarray, users: np.ndarray) -> Recommender:
-    """Rank by inner product of stored vectors; batches come in the order of the stored users."""
+def vector_recommender(
+    items: np.ndarray, users: np.ndarray, dataset: Dataset, split: str
+) -> Recommender:
+    """Rank by inner product of stored vectors, those of a split's users in their order."""
     index = ExactIndex(torch.from_numpy(items.astype(np.float32)))
-    remaining = torch.from_numpy(users.astype(np.float32))
+    vectors = torch.from_numpy(users.astype(np.float32))
+    batches = dataset.eval_batches(split, history_length=1)
+    user_ids, order = torch.cat([batch.user_ids for batch in batches]).sort()
 
     def recommend(batch: Any, k: int, exclude: torch.Tensor | None) -> torch.Tensor:
-        nonlocal remaining
-        rows, remaining = remaining.split([len(batch.history), len(remaining) - len(batch.history)])
-        return index.search(rows[:, None], k, exclude=exclude).item_ids
+        rows = order[torch.searchsorted(user_ids, batch.user_ids)]
+        return index.search(vectors[rows, None], k, exclude=exclude).item_ids
 
     return recommend
 

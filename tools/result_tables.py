@@ -40,12 +40,15 @@ sys.path.append(str(ROOT / "benchmarks"))
 from auto_quality import write_judgement  # noqa: E402 (a script outside the package)
 from bank_map import RULES, equivalent_batch, measured_cells  # noqa: E402
 from bank_rule import judged, read_cells  # noqa: E402
+from tower_study import DEFAULT, measured, recorded  # noqa: E402
 
 PAGES = (
     "README.md",
     "docs/results.md",
     "docs/negatives.md",
     "docs/evaluation.md",
+    "docs/settings.md",
+    "docs/comparison.md",
     "docs/concepts/when-a-bank-pays.md",
 )
 FIGURES = {  # of docs/results/
@@ -281,6 +284,50 @@ def opponents(*names: str) -> str:
     return table(heads, lines)
 
 
+def tower_study(*names: str) -> str:
+    """The default tower with one change at a time: validation metrics, gains in brackets."""
+    heads = ["data", "passes", "change", "recall@50", "NDCG@50", "recall@50 of tail items", "time"]
+    lines = []
+    for name in names:
+        for row in measured(recorded(RESULTS / "towers" / f"{name}.json")):
+            change = f"**{row['change']}**" if row["change"] == DEFAULT else row["change"]
+            cells = [DATA[name], f"{row['passes']:g}", change]
+            for metric in ("recall@50", "ndcg@50", "tail_recall@50"):
+                value, gain = f"{100 * row[metric]:.2f}", row.get(f"gain in {metric}")
+                plain = gain is None or row["change"] == DEFAULT
+                cells.append(value if plain else f"{value} ({signed(100 * gain)})")
+            lines.append([*cells, f"{row['time']:.2f} ×" if row["time"] else ""])
+    return table(heads, lines)
+
+
+def signed(points: float) -> str:
+    """A difference in percentage points."""
+    return f"{points:+.2f}".replace("-", "−")
+
+
+def same_data(*names: str) -> str:
+    """TFRS on the samples of our defaults, against runs of our defaults."""
+    heads = ["data", "", "optimiser", "recall@50", "NDCG@50", "recall@50 of tail items", "CPU s"]
+    heads += ["default − this, recall@50", "default − this, NDCG@50"]
+    lines = []
+    for name in names:
+        record = json.loads((RESULTS / "peers" / f"{name}.json").read_text())
+        runs, means = record["ours"]["runs"], record["ours"]["means"]
+        tail = statistics.fmean(run["test"]["tail_recall@50"] for run in runs)
+        steps = statistics.fmean(run["cpu_seconds"]["steps"] for run in runs)
+        line = [DATA[name], f"**crossbatch, defaults** ({len(runs)} seeds)", "Adam 0.002"]
+        line += [f"**{100 * v:.2f}** ± {100 * sd:.2f}" for v, sd in _values(means)]
+        lines.append([*line, f"{100 * tail:.1f}", f"{steps:.0f}", "", ""])
+        for row in record["tfrs"]:
+            rate = f"{row['optimizer'].capitalize()} {row['lr']:g}"
+            line = ["", f"TFRS, {MODELS[row['model']]}", rate]
+            line += [f"{100 * row['test'][key]:.2f}" for key in ("recall@50", "ndcg@50")]
+            line += [f"{100 * row['test']['tail_recall@50']:.1f}", f"{row['cpu_seconds']:.0f}"]
+            gaps = [_difference(row["difference"][key]) for key in ("recall@50", "ndcg@50")]
+            lines.append(line + gaps)
+    return table(heads, lines)
+
+
 def bank(*names: str) -> str:
     """Kinds of negatives over batch sizes, each at its own best learning rate."""
     heads = ["data", "tower", "samples", "batch", "negatives", "rate", "seeds"]
@@ -415,6 +462,8 @@ def _difference(gap: list[float]) -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     "opponents": opponents,
+    "tower-study": tower_study,
+    "same-data": same_data,
     "bank": bank,
     "bank-equivalent": bank_equivalent,
     "bank-rule": bank_rule,

@@ -27,9 +27,12 @@ class Task:
         out: Where the vectors go.
         model: Which user tower, for scripts that know several.
         lr: Learning rate.
-        steps: Batches of `BATCH_SIZE` samples.
+        steps: Batches of `batch_size` samples.
         checkpoints: How often, evenly, the vectors are written.
         seed: Of the initialisation.
+        batch_size: Samples of a batch.
+        dim: Width of the vectors, for scripts that let it be chosen.
+        optimizer: "adam" or "adagrad", likewise.
     """
 
     data: Path
@@ -39,6 +42,9 @@ class Task:
     steps: int
     checkpoints: int
     seed: int
+    batch_size: int = BATCH_SIZE
+    dim: int = 64
+    optimizer: str = "adam"
 
     @classmethod
     def from_command_line(cls) -> "Task":
@@ -51,6 +57,9 @@ class Task:
         parser.add_argument("--steps", type=int, required=True)
         parser.add_argument("--checkpoints", type=int, required=True)
         parser.add_argument("--seed", type=int, required=True)
+        parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
+        parser.add_argument("--dim", type=int, default=64)
+        parser.add_argument("--optimizer", default="adam")
         return cls(**vars(parser.parse_args()))
 
     def load(self, name: str) -> np.ndarray:
@@ -66,8 +75,8 @@ class Task:
     def batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Histories `[B, L]` and positives `[B]`, int64, in the order crossbatch sees them."""
         history, items = self.load("train_history"), self.load("train_items")
-        for start in range(0, self.steps * BATCH_SIZE, BATCH_SIZE):
-            rows = slice(start, start + BATCH_SIZE)
+        for start in range(0, self.steps * self.batch_size, self.batch_size):
+            rows = slice(start, start + self.batch_size)
             yield history[rows].astype(np.int64), items[rows].astype(np.int64)
 
     def eval_histories(self, split: str) -> Iterator[np.ndarray]:

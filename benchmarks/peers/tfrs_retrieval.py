@@ -17,11 +17,17 @@ import tensorflow_recommenders as tfrs
 
 from peers.exchange import Task
 
-DIM = 64
 OPTIONS = {"temperature": 0.1, "normalize": True, "remove_accidental_hits": True, "tied": True}
 TOWERS = {
-    "youtube_dnn": lambda: [tf.keras.layers.GlobalAveragePooling1D(), tf.keras.layers.Dense(DIM)],
-    "gru4rec": lambda: [tf.keras.layers.GRU(DIM)],
+    "youtube_dnn": lambda dim: [
+        tf.keras.layers.GlobalAveragePooling1D(),
+        tf.keras.layers.Dense(dim),
+    ],
+    "gru4rec": lambda dim: [tf.keras.layers.GRU(dim)],
+}
+OPTIMIZERS = {
+    "adam": tf.keras.optimizers.legacy.Adam,
+    "adagrad": tf.keras.optimizers.legacy.Adagrad,
 }
 
 
@@ -66,10 +72,10 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.keras.utils.set_random_seed(task.seed)
-    table = tf.keras.layers.Embedding(task.num_items + 1, DIM, mask_zero=True)
-    tower = tf.keras.Sequential([table, *TOWERS[task.model]()])
+    table = tf.keras.layers.Embedding(task.num_items + 1, task.dim, mask_zero=True)
+    tower = tf.keras.Sequential([table, *TOWERS[task.model](task.dim)])
     model = TwoTower(table, tower, task.load("sampler_law"))
-    model.compile(optimizer=tf.keras.optimizers.legacy.Adam(task.lr))
+    model.compile(optimizer=OPTIMIZERS[task.optimizer](task.lr))
     train_step = tf.function(model.train_step)
     everything = tf.range(task.num_items + 1)
     task.train(

@@ -112,6 +112,8 @@ class LossConfig:
         learn_temperature: Whether the temperature is a parameter that starts there.
         q: Sampling distribution for log q: `"sampler_law"` (the exact distribution of
             in-batch positives), `"frequency"` (raw item counts) or `"none"`.
+        q_power: Power of q in the correction, `log q^power`. Below 1 a part of the popularity is
+            not corrected for, and rare items get higher scores.
         mask: `"both"`, `"batch"` or `"none"`; see `sampled_softmax_loss`.
         mask_history: Whether items of a row's own history are masked as negatives.
         mask_later: Whether later items of a row's own sequence are masked as negatives.
@@ -124,6 +126,7 @@ class LossConfig:
     temperature: float = 0.1
     learn_temperature: bool = False
     q: str = "sampler_law"
+    q_power: float = 1.0
     mask: str = "both"
     mask_history: bool = False
     mask_later: bool = False
@@ -134,6 +137,8 @@ class LossConfig:
     def __post_init__(self) -> None:
         _positive("loss.temperature", self.temperature)
         _one_of("loss.q", self.q, ("sampler_law", "frequency", "none"))
+        if not 0 < self.q_power <= 1:
+            raise ConfigError(f"loss.q_power must be above 0 and at most 1, got {self.q_power}")
         _one_of("loss.mask", self.mask, ("both", "batch", "none"))
         _not_negative("loss.l2", self.l2)
         _not_negative("loss.chunk_size", self.chunk_size)

@@ -1,5 +1,7 @@
 """The search for a baseline's settings, with a recommender whose quality is known."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -56,6 +58,32 @@ def test_settings_are_chosen_one_after_the_other(dataset, with_known_quality):
     assert fits == [(n, 5) for n in range(1, 6)]
     assert dataset.asked == ("valid", {"max_users": 7, "history_length": 9})
     assert 0 <= tuned.fit_cpu_seconds <= tuned.tuning_cpu_seconds
+
+
+@pytest.mark.parametrize(
+    ("best", "open_ended", "tried"),
+    [
+        (32, ("l2",), [8, 4, 16, 32, 64]),
+        (1, ("l2",), [8, 4, 2, 1, 0.5]),
+        (8, ("l2",), [8, 4]),  # 16 is no better
+        (32, (), [8, 4]),
+    ],
+)
+def test_an_open_ended_setting_goes_beyond_its_grid(dataset, monkeypatch, best, open_ended, tried):
+    """The target is the later in the list, the farther its setting is from the best one."""
+    made = []
+
+    def make(dataset, *, l2):
+        made.append(l2)
+        place = round(abs(math.log2(l2 / best)))
+        listed = [20 if place == n else 30 + n for n in range(8)]
+        return lambda batch, k, exclude: torch.tensor([listed]).expand(len(batch.history), 8)
+
+    known = Baseline(make, {"l2": (8, 4)}, open_ended=open_ended)
+    monkeypatch.setitem(BASELINES, "known", known)
+    tuned = tune_baseline(dataset, "known", metric="ndcg@8")
+    assert made == ([*tried, 16] if best == 8 and open_ended else tried)
+    assert tuned.settings == {"l2": best if open_ended else 8}
 
 
 def test_seen_items_can_be_left_out_of_the_comparison(dataset, with_known_quality):

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from crossbatch.config import ModelConfig, Recipe
 from crossbatch.errors import ConfigError, DataError
@@ -17,7 +18,7 @@ from crossbatch.evaluation.runs import evaluate_runs
 from crossbatch.fitting import _validation_metric
 from crossbatch.reports.variants import choices
 from crossbatch.serving import export_bundle
-from crossbatch.training import DivergedError, Interrupted, fit
+from crossbatch.training import DivergedError, Interrupted, auto_model, fit
 from crossbatch.training.auto_model import CANDIDATES, candidates_of, choose_model, leading
 from crossbatch.training.build import build_towers, resolve
 from crossbatch.training.progress import Progress
@@ -187,6 +188,44 @@ def test_widths_and_lengths_are_raced_too(dataset, tmp_path):
     assert "dim = 16" in str(choice)
 
 
+def test_wide_towers_race_narrow_and_train_wide(dataset, tmp_path):
+    widths = []
+
+    def measure(model, candidate):
+        assert model.items(torch.tensor([1])).shape == (1, candidate.model.dim)
+        widths.append(candidate.model.dim)
+        return 1 / candidate.train.history_length
+
+    recipe = AUTO.changed(["model.dim=72", "model.tower.race_seconds=1e-9"])
+    choice = choose(dataset, tmp_path / "run", measure, recipe)
+    assert widths == [64] * 4
+    assert choice.applied_to(recipe).model.dim == 72
+    assert "after 3 steps with 64 dimensions its recall@50" in str(choice)
+    widths.clear()
+    wide = recipe.changed(["model.tower.widths=[96]"])  # widths are compared as they are
+    assert choose(dataset, tmp_path / "wide", measure, wide).applied_to(wide).model.dim == 72
+    assert widths == [72, 96] * 4
+
+
+def test_the_width_follows_the_number_of_samples(dataset, tmp_path, monkeypatch):
+    document = {
+        **DOCUMENT,
+        "model": {key: v for key, v in DOCUMENT["model"].items() if key != "dim"},
+    }
+    recipe = Recipe.from_dict(document).changed(["model.tower.race_seconds=1e-9"])
+
+    def width(name, of=recipe):
+        measure = prefers("10 recent items", "recency pooling", "GRU4REC")
+        choice = choose(dataset, tmp_path / name, measure, of)
+        assert choice.asked["model"]["dim"] == (of.model.dim if of.says("model", "dim") else "auto")
+        return choice.applied_to(of).model.dim
+
+    assert width("few") == 128
+    assert width("said", recipe.changed(["model.dim=256"])) == 256
+    monkeypatch.setattr(auto_model, "FEW_SAMPLES", dataset.num_samples(1, 0.0))
+    assert width("many") == 256
+
+
 @pytest.mark.parametrize(
     "override", ["widths=256", "widths=[0]", "widths=[true]", 'history_lengths=["20"]']
 )
@@ -234,7 +273,7 @@ def test_what_is_said_and_recorded(finished):
     assert result["model"] == config["model"]["name"] == config["race"]["settings"]["model"]["name"]
     assert heard[0] == (
         'model.name is "auto": 4 candidates train for 3 steps each and the better half continues, '
-        "within 120 CPU seconds"
+        "within 60 CPU seconds"
     )
     assert re.fullmatch(
         rf"model chosen: {result['model']} \(.*history_length = \d+\), because after 40 steps its "

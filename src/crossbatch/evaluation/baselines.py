@@ -153,11 +153,13 @@ class Baseline:
         make: `make(dataset, **settings)` gives its recommender.
         grid: Values to try of each setting, the first one first.
         obstacle: Why it cannot be had for a dataset or on this machine, in one sentence, or None.
+        open_ended: Settings whose values are doubled or halved further while the best is at an end.
     """
 
     make: Callable[..., Recommender]
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
     obstacle: Callable[[TrainingData], str | None] = lambda _: None
+    open_ended: tuple[str, ...] = ()
 
 
 BASELINES = {
@@ -171,11 +173,12 @@ BASELINES = {
             "decay": (0.9, 0.8, 0.7, 1.0),
         },
     ),
-    "ease": Baseline(ease, {"l2": (500.0, 200.0, 1000.0, 2000.0)}, _ease_fits),
+    "ease": Baseline(ease, {"l2": (500.0, 200.0, 1000.0, 2000.0)}, _ease_fits, ("l2",)),
     "als": Baseline(
         als,
         {"factors": (256, 128), "alpha": (40.0, 10.0, 3.0, 100.0), "l2": (50.0, 10.0)},
         _has_implicit,
+        ("alpha", "l2"),
     ),
 }
 UNTUNED = tuple(name for name, baseline in BASELINES.items() if not baseline.grid)

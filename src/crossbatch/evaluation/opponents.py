@@ -133,8 +133,11 @@ class Kept:
                 say(f"{path} was not written, so the next evaluation tunes again: {error}")
 
 
-def _grid(name: str) -> dict[str, list[float]]:
-    return {key: list(values) for key, values in BASELINES[name].grid.items()}
+def _grid(name: str) -> dict[str, list[float] | list[str]]:
+    """What tuning depends on besides the data."""
+    baseline = BASELINES[name]
+    values = {key: list(values) for key, values in baseline.grid.items()}
+    return values | {"open_ended": list(baseline.open_ended)}
 
 
 def _measured(

@@ -32,7 +32,7 @@ def pad(rows: Tensor, stops: Tensor) -> tuple[Tensor, Tensor]:
     mask = torch.arange(longest, device=stops.device) < sizes.unsqueeze(1)
     real = mask.flatten().nonzero().squeeze(1)  # [P]
     blank = rows.new_zeros(mask.numel(), rows.shape[1])
-    return blank.index_copy(0, real, rows).view(*mask.shape, rows.shape[1]), mask
+    return blank.index_copy_(0, real, rows).view(*mask.shape, rows.shape[1]), mask
 
 
 def check_stops(stops: Tensor, num_rows: int) -> None:

@@ -34,7 +34,7 @@ NOT_A_CHOICE = (
     "train.threads", "train.keep_checkpoints", "train.log_every",
 )  # fmt: skip
 # Choices that runs of earlier versions do not name, and what held then.
-ADDED_CHOICES = {"loss.mask_later": "false"}
+ADDED_CHOICES = {"loss.mask_later": "false", "loss.q_power": "1.0"}
 LABEL_KEYS = 3
 
 

@@ -4,10 +4,10 @@
     choice.applied_to(recipe)     # what to train
     choice.reason                 # what was measured
 
-The candidates race on validation users (`crossbatch.training.race`). The winner then trains from
-its first step, as if the recipe had named it: `config.json` has its settings, and beside them what
-was asked and measured. Each measurement is written to the run folder at once, and a resumed race
-continues with the next one.
+The candidates race on validation users (`crossbatch.training.race`) with narrow vectors, whose
+steps take a fraction of the time. The winner then trains from its first step, as if the recipe had
+named it: `config.json` has its settings, and beside them what was asked and measured. Each
+measurement is written to the run folder at once, and a resumed race continues with the next one.
 """
 
 from __future__ import annotations
@@ -35,15 +35,20 @@ if TYPE_CHECKING:
 # `[model.tower]` of an auto model: CPU seconds of the race, steps before the first comparison, and
 # what each candidate is tried with: widths d besides `model.dim`, lengths L besides its own.
 AUTO: dict[str, Any] = {
-    "race_seconds": 120.0,
-    "first_steps": 500,
+    "race_seconds": 60.0,
+    "first_steps": 1000,
     "widths": [],
     "history_lengths": [],
 }
 MOST_USERS = 4_000  # validation users that a candidate is measured on
+# Candidates race with vectors of at most this width, unless widths are what they differ in. Which
+# tower was ahead did not depend on it wherever we looked, and a step takes a third of the time.
+RACE_DIM = 64
 # Candidates within this share of the best are level, and the first of them in their order is taken:
 # recent items are overtaken early in training, and ahead at its end, on sparse data.
 LEVEL = 0.03
+# Width d of the winner, unless the recipe sets it: of few samples, wide vectors learn too much.
+FEW_SAMPLES, NARROW, WIDE = 250_000, 128, 256
 # What a candidate puts into `[model]` and `[train]`; a history length that the recipe sets stays.
 # GRU4REC is not among them: a step of it takes several times as long.
 CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
@@ -127,24 +132,30 @@ def choose_model(
                 "torchrun, or name a model"
             )
         dataset.verify()
-        record = RaceRecord(folder, asked, candidates_of(recipe))
+        candidates = candidates_of(with_width(recipe, dataset))
+        record = RaceRecord(folder, asked, raced(candidates, options))
         seconds = options["race_seconds"]
         steps = min(options["first_steps"], recipe.train.max_steps)
         say(
-            f'model.name is "auto": {len(record.candidates)} candidates train for {steps:,} steps '
+            f'model.name is "auto": {len(candidates)} candidates train for {steps:,} steps '
             f"each and the better half continues, within {seconds:g} CPU seconds"
         )
         measured, keep = record.read(dataset), record.write
         race = Race(record.candidates, dataset, measure, steps, seconds, measured, keep, clock)
-        choice = _choice(race, race.run(), asked)
+        choice = _choice(race, race.run(), candidates, asked)
     say(str(choice))
     return choice
 
 
-def _choice(race: Race, ranked: list[Measurement], asked: dict[str, Any]) -> ModelChoice:
-    """The choice that follows from the last round of a race."""
-    best = leading(ranked, list(race.candidates))
-    recipe = race.candidates[best.candidate]
+def _choice(
+    race: Race,
+    ranked: list[Measurement],
+    candidates: dict[str, Recipe],
+    asked: dict[str, Any],
+) -> ModelChoice:
+    """The choice among `candidates` that follows from the last round of a race."""
+    best = leading(ranked, list(candidates))
+    recipe = candidates[best.candidate]
     if best.value is None:
         raise DivergedError(
             f'model.name = "auto": no candidate has a finite loss and {recipe.train.metric} after '
@@ -152,9 +163,11 @@ def _choice(race: Race, ranked: list[Measurement], asked: dict[str, Any]) -> Mod
         )
     behind = [each for each in ranked if each is not best]
     others = ", ".join(f"{_percent(each.value)} of {each.candidate}" for each in behind)
+    width = race.candidates[best.candidate].model.dim
+    narrow = f" with {width} dimensions" if width < recipe.model.dim else ""
     reason = (
-        f"after {best.steps:,} steps its {recipe.train.metric} of validation users was "
-        f"{_percent(best.value)}, against {others}; {len(race.candidates)} candidates were "
+        f"after {best.steps:,} steps{narrow} its {recipe.train.metric} of validation users was "
+        f"{_percent(best.value)}, against {others}; {len(candidates)} candidates were "
         f"compared in {race.cpu_seconds():.0f} CPU seconds"
     )
     measured = [asdict(each) for each in race.measured]
@@ -249,8 +262,9 @@ def race_options(recipe: Recipe) -> dict[str, Any]:
 def asked_recipe(recipe: Recipe, dataset: Dataset) -> dict[str, Any]:
     """The recipe as it is compared on a resume, with `"auto"` for what the race decides."""
     document = recipe.to_dict()
-    if not recipe.says("train", "history_length"):
-        document["train"]["history_length"] = "auto"
+    for section, key in (("train", "history_length"), ("model", "dim")):
+        if not recipe.says(section, key):
+            document[section][key] = "auto"
     document |= {"dataset": {"checksum": dataset.manifest["checksum"]}, OWN_MODEL: None}
     plain: dict[str, Any] = json.loads(json.dumps(document))  # with lists for tuples
     return plain
@@ -276,6 +290,25 @@ def candidates_of(recipe: Recipe) -> dict[str, Recipe]:
                 if candidate not in found.values():
                     found[name] = candidate
     return found
+
+
+def with_width(recipe: Recipe, dataset: Dataset) -> Recipe:
+    """The recipe with a width that suits the number of training samples, unless it sets one."""
+    if recipe.says("model", "dim"):
+        return recipe
+    samples = dataset.num_samples(recipe.train.min_history, recipe.train.newest_days)
+    width = NARROW if samples < FEW_SAMPLES else WIDE
+    return replace(recipe, model=replace(recipe.model, dim=width))
+
+
+def raced(candidates: dict[str, Recipe], options: dict[str, Any]) -> dict[str, Recipe]:
+    """The candidates as they race: narrower than they will be trained."""
+    if options["widths"]:
+        return candidates
+    return {
+        name: replace(each, model=replace(each.model, dim=min(each.model.dim, RACE_DIM)))
+        for name, each in candidates.items()
+    }
 
 
 def changed_by(settings: dict[str, dict[str, Any]], recipe: Recipe) -> Recipe:

@@ -193,7 +193,12 @@ def _own_temperature(recipe: Recipe) -> dict[str, Any]:
 
 def build_sampler(recipe: Recipe, dataset: Dataset) -> NegativeSampler:
     """The sampler that `[sampler]` names, with the estimate of q that `[loss]` asks for."""
-    train = recipe.train
+    train, power = recipe.train, recipe.loss.q_power
+    if power != 1 and recipe.sampler.get("streaming_q"):
+        raise ConfigError(
+            f"loss.q_power is {power}, but sampler.streaming_q learns q from the batches: leave "
+            "one of them out"
+        )
     estimates = {
         "sampler_law": lambda: torch.from_numpy(
             np.array(dataset.sampling_law(train.min_history, train.sample_by, train.newest_days))
@@ -201,7 +206,8 @@ def build_sampler(recipe: Recipe, dataset: Dataset) -> NegativeSampler:
         "frequency": lambda: torch.from_numpy(np.array(dataset.item_counts)),
         "none": lambda: no_correction(dataset.num_items),
     }
-    corpus = Corpus(estimates[recipe.loss.q](), recipe.model.dim)
+    counts = estimates[recipe.loss.q]()
+    corpus = Corpus(counts if power == 1 else counts.double() ** power, recipe.model.dim)
     return build(SAMPLERS, "sampler", recipe.sampler, corpus)
 
 
