@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from crossbatch.kernels import (
     distinct_ids,
     gru,
-    history_mean,
+    history_means,
     known_columns,
-    recency_mean,
     routing,
     sampled_softmax,
     table_rows,
@@ -35,10 +34,10 @@ class Operation(NamedTuple):
 OPS = {
     "distinct_ids": Operation(distinct_ids.distinct_ids, distinct_ids.definition),
     "gru_states": Operation(gru.gru_states, gru.definition),
-    "history_mean": Operation(history_mean.history_mean, history_mean.definition),
+    "history_mean": Operation(history_means.history_mean, history_means.mean_definition),
     "gather_rows": Operation(table_rows.gather_rows, table_rows.gather_definition),
     "known_columns": Operation(known_columns.known_columns, known_columns.definition),
-    "recency_mean": Operation(recency_mean.recency_mean, recency_mean.definition),
+    "recency_mean": Operation(history_means.recency_mean, history_means.definition),
     "sum_rows": Operation(table_rows.sum_rows, table_rows.sum_definition),
     "routed_interests": Operation(routing.routed_interests, routing.definition),
     "sampled_softmax": Operation(sampled_softmax.sampled_softmax, sampled_softmax.definition),

@@ -14,9 +14,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from crossbatch.kernels.history_mean import history_mean
+from crossbatch.kernels.history_means import history_mean, recency_mean
 from crossbatch.kernels.ragged import lengths, pad
-from crossbatch.kernels.recency_mean import recency_mean
 
 from .row_noise import uniform_rows
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crossbatch.kernels.history_mean import history_mean
+from crossbatch.kernels.history_means import history_mean
 
 from .checks import check_at_least_one
 from .dense import mlp

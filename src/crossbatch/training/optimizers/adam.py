@@ -49,6 +49,23 @@ class _Parts:
         return next((key for key in self._keys if self._begins(name, key)), "")
 
 
+def _rates(
+    schedule: str, total_steps: int, warmup_steps: int, steps_before: int
+) -> Callable[[float], Callable[[Tensor], Tensor]]:
+    """From a base rate to the learning rates `[*]` of steps `[*]`, `steps_before` not counted."""
+    curve = SCHEDULES[schedule]
+
+    def of_base(base: float) -> Callable[[Tensor], Tensor]:
+        def rates(step: Tensor) -> Tensor:
+            step = (step - steps_before).clamp(min=1.0)
+            plain = curve(base, step, total_steps)
+            return plain * (step / warmup_steps).clamp(max=1.0) if warmup_steps else plain
+
+        return rates
+
+    return of_base
+
+
 class Adam:
     """Adam with the paper's settings at the cost of what a batch touches.
 
@@ -91,43 +108,32 @@ class Adam:
         clip_norm: float = 0.0,
         steps_before: int = 0,
     ) -> None:
-        curve = SCHEDULES[schedule]
-
-        def rate(base: float) -> Callable[[Tensor], Tensor]:
-            def rates(step: Tensor) -> Tensor:
-                step = (step - steps_before).clamp(min=1.0)
-                plain = curve(base, step, total_steps)
-                return plain * (step / warmup_steps).clamp(max=1.0) if warmup_steps else plain
-
-            return rates
-
+        if tables not in ("adam", "adagrad"):
+            raise ValueError(f"tables must be 'adam' or 'adagrad', got {tables!r}")
         parts = _Parts(model, lr_of)
+        rate = _rates(schedule, total_steps, warmup_steps, steps_before)
         self.rate_of, self.table_rate_of = RateOfStep(rate(lr)), RateOfStep(rate(table_lr))
         self.steps = self.steps_before = steps_before
         self.clip_norm = clip_norm
+
+        def optimizer_of(name: str, table: EmbeddingTable) -> RowOptimizer:
+            own = lr_of.get(parts.of(f"{name}.weight"))
+            if tables == "adagrad":
+                return RowAdagrad(table, rate(own or table_lr))
+            return RowAdam(table, rate(own or lr), semantics=semantics, weight_decay=weight_decay)
+
+        found = {name: part for name, part in model.named_modules() if isinstance(part, RowTable)}
         self.sharded: dict[str, Any] = {
-            name: part
-            for name, part in model.named_modules()
-            if isinstance(part, RowTable) and not isinstance(part, EmbeddingTable)
-        }
-        found = {
-            name: module
-            for name, module in model.named_modules()
-            if isinstance(module, EmbeddingTable) and module.sparse
-        }
-        optimizers: dict[str, Callable[[EmbeddingTable, float | None], RowOptimizer]] = {
-            "adam": lambda table, own: RowAdam(
-                table, rate(own or lr), semantics=semantics, weight_decay=weight_decay
-            ),
-            "adagrad": lambda table, own: RowAdagrad(table, rate(own or table_lr)),
+            name: table for name, table in found.items() if not isinstance(table, EmbeddingTable)
         }
         self.tables = {
-            name: optimizers[tables](table, lr_of.get(parts.of(f"{name}.weight")))
+            name: optimizer_of(name, table)
             for name, table in found.items()
+            if isinstance(table, EmbeddingTable) and table.sparse
         }
         for row_optimizer in self.tables.values():
             row_optimizer.steps = steps_before
-        by_rows = {id(table.weight) for table in found.values()}
+        by_rows = {id(optimizer.table.weight) for optimizer in self.tables.values()}
         grouped: dict[str, list[nn.Parameter]] = {part: [] for part in ("", *lr_of)}
         self._names: dict[int, str] = {}  # of parameters, by their identity
         for name, parameter in model.named_parameters():

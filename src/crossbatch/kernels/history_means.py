@@ -1,4 +1,4 @@
-"""The weighted mean of each history's vectors, with learned weights by age, without padding.
+"""Means of each history's vectors without padding: plain, or with learned weights by age.
 
 An item's age is the number of items after it: the newest has age 0. With log-weights λ of the ages
 the items of a history get the weights softmax(λ[age]).
@@ -22,6 +22,20 @@ from crossbatch.kernels.compiler import (
     usable,
 )
 from crossbatch.kernels.ragged import are_stops, check_stops, lengths
+
+
+def mean_definition(items: Tensor, stops: Tensor) -> Tensor:
+    """As `history_mean`, in plain torch."""
+    check_stops(stops, items.shape[0])
+    sizes = lengths(stops)
+    bags = torch.arange(len(stops), device=stops.device).repeat_interleave(sizes)
+    sums = items.new_zeros(len(stops), items.shape[1]).index_add(0, bags, items)
+    return sums / sizes.clamp(min=1).unsqueeze(1)
+
+
+def history_mean(items: Tensor, stops: Tensor) -> Tensor:
+    """Means `[B, w]` of items `[P, w]`, in which all count alike; zeros for an empty history."""
+    return recency_mean(items, stops, items.new_zeros(1))
 
 
 def ages(stops: Tensor, num_items: int) -> Tensor:
