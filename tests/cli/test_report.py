@@ -27,7 +27,7 @@ def test_writes_what_was_asked_for_and_says_where(run: Path, tmp_path: Path) -> 
     arguments = ["report", str(run), "--out", str(out), "--markdown", str(markdown)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    assert done.output.split() == [str(out), str(markdown)]
+    assert done.output.splitlines() == [str(out), str(markdown)]
     assert out.read_text().startswith("<!doctype html>")
     assert markdown.read_text().startswith("# crossbatch report")
 

@@ -1,6 +1,6 @@
 """Two processes share their batches through the loss; each writes what it has found.
 
-python gathering_ranks.py OUT RANK PORT
+python gathering_ranks.py OUT RANK
 """
 
 import copy
@@ -75,8 +75,8 @@ def steps(case, model, loss_fn, share, after=lambda: None, cached=False):
 
 
 def main():
-    out, rank, port = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    out, rank = Path(sys.argv[1]), int(sys.argv[2])
+    dist.init_process_group("gloo", f"file://{out / 'store'}", rank=rank, world_size=2)
 
     def share(step):
         first = sum(SIZES[step][:rank])

@@ -1,7 +1,6 @@
 """Two processes whose batches are joined by the loss, against one process with the whole batch."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +18,10 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     command = [sys.executable, str(Path(ranks.__file__)), str(out)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     workers = [
-        subprocess.Popen([*command, str(rank), port], env=environment, stderr=subprocess.PIPE)
+        subprocess.Popen([*command, str(rank)], env=environment, stderr=subprocess.PIPE)
         for rank in range(2)
     ]
     try:
