@@ -4,7 +4,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from crossbatch.data import PrepareOptions, open_dataset, open_source, prepare
+from crossbatch.data import (
+    Column,
+    PrepareOptions,
+    ReadOptions,
+    open_dataset,
+    open_source,
+    prepare,
+)
 from crossbatch.errors import ConfigError
 from crossbatch.evaluation import Evaluation, mean_interval
 from crossbatch.evaluation.segments import by_segment, user_labels
@@ -47,8 +54,28 @@ def test_labels(dataset):
     assert len(set(found.values())) == 5
     assert found["a"] == "20 to 27.5"
     for wrong in ("tags", "shoe"):
-        with pytest.raises(ConfigError, match=rf"user feature \(country, age\), got '{wrong}'"):
+        with pytest.raises(ConfigError, match=rf"context \(country, age\), got '{wrong}'"):
             labels_by_key(dataset, wrong)
+
+
+def test_labels_by_context(tmp_path):
+    """The context of the first target with a weight, as evaluation reads it."""
+    rows = [("u", "a", 10, "tv", 1), ("u", "b", 20, "phone", 1), ("u", "c", 80, "tv", 0)]
+    rows += [("v", "a", 10, "phone", 1), ("v", "b", 15, "tv", 1), ("v", "c", 3005, None, 1)]
+    rows += [("w", "a", 10, "tv", 1), ("w", "b", 70, "phone", 1), ("w", "c", 1000, "tv", 1)]
+    rows += [(user, item, 1, "tv", 1) for user in "uvw" for item in "ab"]
+    names = ["user", "item", "time", "device", "weight"]
+    pl.DataFrame(rows, schema=names, orient="row").write_parquet(tmp_path / "log.parquet")
+    context = {"context": (Column("device", "categorical"),), "clock": ("since_last",)}
+    reading = ReadOptions(**context, weight="weight", time_unit="s")
+    loose = {"min_item_count": 1, "min_user_count": 1, "split": "leave_last_out"}
+    source = open_source(tmp_path / "log.parquet", "table", reading)
+    prepare(source, tmp_path / "dataset", PrepareOptions(**loose))
+    dataset = open_dataset(tmp_path / "dataset")
+    assert labels_by_key(dataset, "device") == {"u": "phone", "v": "unknown", "w": "tv"}
+    # 10, 2,990 and 930 seconds: quarters begin at 10, 470, 930 and 1,960
+    found = labels_by_key(dataset, "since_last")
+    assert found == {"u": "10 to 470", "v": "1960 to 2990", "w": "930 to 1960"}
 
 
 def test_segments_have_the_values_of_their_users():

@@ -124,7 +124,7 @@ def evaluate(
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(help="Also by segments of users: a user feature, or 'activity'."),
+        typer.Option(help="Also by segments of users: 'activity', a user or context feature."),
     ] = None,
     data: MovedData = None,
     baselines: Annotated[

@@ -394,7 +394,7 @@ class Recommender(Parameters):
         Args:
             split: "valid" or "test".
             k: Length of the lists, or several; None for 20 and 50.
-            by: A user feature, or "activity": also measure each segment of users.
+            by: A user feature, a context feature or "activity": also measure each segment of users.
         """
         place, ks = self._fitted(), [k] if isinstance(k, int) else k
         found = evaluate_run(place / "run", split, data=place / "dataset", ks=ks, by=by)

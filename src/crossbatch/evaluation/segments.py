@@ -32,8 +32,9 @@ def user_labels(dataset: Dataset, split: str, by: str, user_ids: np.ndarray) -> 
     Args:
         dataset: Whose users they are.
         split: Which part of it.
-        by: "activity", the number of items before the targets; or a user feature, categorical or
-            numeric, the latter by quarters of these users.
+        by: "activity", the number of items before the targets; or a user feature, or a context
+            feature as it was at a user's first target; categorical, or numeric by quarters of these
+            users.
         user_ids: The users.
 
     Raises:
@@ -44,20 +45,32 @@ def user_labels(dataset: Dataset, split: str, by: str, user_ids: np.ndarray) -> 
         lengths = np.zeros(dataset.num_users, dtype=np.int64)
         lengths[users] = cuts - dataset.offsets[users]
         return _bands(lengths[user_ids])
-    features = dataset.user_features
+    features = {**dataset.user_features, **dataset.context_features}
     usable = [name for name, each in features.items() if each.kind in ("categorical", "numeric")]
     if by not in usable:
         raise ConfigError(
-            f"--by must be {ACTIVITY} or a categorical or numeric user feature "
+            f"--by must be {ACTIVITY} or a categorical or numeric feature of users or context "
             f"({', '.join(usable) or 'the dataset has none'}), got {by!r}"
         )
-    values = np.asarray(features[by].values)[user_ids]
-    encoder = read_encoders(dataset.path / "features/users")[by]
+    of_users = by in dataset.user_features
+    rows = user_ids if of_users else _first_targets(dataset, split)[user_ids]
+    values = np.asarray(features[by].values)[rows]
+    encoder = read_encoders(dataset.path / "features" / ("users" if of_users else "context"))[by]
     if features[by].kind == "numeric":
         numbers = values[:, 0] * encoder.settings["std"] + encoder.settings["mean"]
+        numbers = np.expm1(numbers) if encoder.settings.get("log") else numbers
         return _quarters(numbers, missing=values[:, 1] > 0)
     names = [UNKNOWN, *encoder.known_values().to_list()]
     return _most([str(names[value]) for value in values])
+
+
+def _first_targets(dataset: Dataset, split: str) -> np.ndarray:
+    """The event of each user's first target, whose context the towers read.  `[num_users]`."""
+    events = np.zeros(dataset.num_users, dtype=np.int64)
+    for batch in dataset.eval_batches(split, history_length=1):
+        assert batch.event_ids is not None
+        events[batch.user_ids.numpy()] = batch.event_ids.numpy()
+    return events
 
 
 def by_segment(evaluation: Evaluation, labels: list[str]) -> dict[str, Evaluation]:

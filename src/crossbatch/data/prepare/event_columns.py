@@ -74,7 +74,8 @@ def event_columns(
         columns.append(WeightColumn())
     sessions = None
     if "session" in source.event_columns or options.session_gap is not None:
-        sessions = SessionColumn("session" in source.event_columns, options.session_gap)
+        named = "session" in source.event_columns
+        sessions = SessionColumn(named, options.session_gap, options.growing)
         columns.append(sessions)
     if "impressions" in source.event_columns:
         columns.append(ImpressionColumn(staging))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,6 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import ArrayWriter
-from crossbatch.data.dataset.string_table import key_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,20 +31,26 @@ class SessionColumn:
 
     named: bool  # whether the log has a column of sessions
     gap: float | None = None
+    growing: bool = False  # whether days may be added later
     name: str = "session"
 
     @property
     def dtype(self) -> Any:
-        """Of what is staged: a hash of the session's id, which only tells sessions apart."""
-        return np.uint64 if self.named else None
+        """Of what is staged: a hash of the session's id, which tells a user's sessions apart."""
+        return np.uint32 if self.named else None
 
     def staged(self, frame: pl.DataFrame) -> np.ndarray:
-        """Return a hash of each row's session.  `[n]`, uint64."""
+        """Return a hash of each row's session.  `[n]`, uint32."""
         sessions = frame["session"].cast(pl.String).fill_null("")
-        # a hash that never changes, for days that are added later must know it again
+        if not self.growing:  # that of polars is faster, and may change between versions
+            return (sessions.hash(seed=0).to_numpy() >> np.uint64(32)).astype(np.uint32)
+        # CRC-32 never changes, for a day that is added later must give the same; that two sessions
+        # of a user, one after the other, share it, happens once in 4 billion
         distinct = sessions.unique()
-        hashes = pl.Series(key_hashes(distinct.to_list()), dtype=pl.UInt64)
-        return sessions.replace_strict(distinct, hashes, return_dtype=pl.UInt64).to_numpy()
+        hashes = [zlib.crc32(session.encode()) for session in distinct.to_list()]
+        return sessions.replace_strict(
+            distinct, pl.Series(hashes, dtype=pl.UInt32), return_dtype=pl.UInt32
+        ).to_numpy()
 
     def keep(self, dataset: Path) -> None:
         """Write nothing: the hashes of the interactions are kept."""
