@@ -71,6 +71,11 @@ class FilterColumns:
         names = {kind: name for name, kind in KINDS.items()}
         return {name: names[kind] for name, kind in self.frame.schema.items()}
 
+    def prepare(self) -> None:
+        """Build now what the first filter would wait for."""
+        for index in self._indexes.values():
+            index.prepare()
+
     def allowed(self, conditions: Mapping[str, Any]) -> Allowed:
         """The items that meet a filter; of the same filter the same object, as long as it is kept.
 
