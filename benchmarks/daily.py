@@ -278,7 +278,7 @@ def moments_study(name: str, data: Path, work: Path, record: Path, seed: int) ->
 
 
 def moments_table(record: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
-    """Means over all days, and over seeds; in how many chains of days the moments were ahead."""
+    """Means over all days and seeds."""
     lines = [
         f"| data | seeds × days | moments | recall@{K} | NDCG@{K} | MB a run |",
         "|---|---|---|---|---|---|",

@@ -6,7 +6,7 @@ import json
 import polars as pl
 import pytest
 
-from daily import RECORDS, TITLES, _windows, table
+from daily import RECORDS, TITLES, _windows, moments_table, table
 
 from .conftest import BENCHMARKS
 
@@ -31,6 +31,19 @@ def test_the_page_shows_the_table_of_the_records():
     records = {name: json.loads((RECORDS / f"{name}.json").read_text()) for name in TITLES}
     assert not any(record["quick"] for record in records.values())
     assert table({name: record["days"] for name, record in records.items()}) in page
+    assert moments_table(json.loads((RECORDS / "moments.json").read_text())) in page
+
+
+def test_moments_are_compared_by_means_over_days_and_seeds():
+    def day(value):
+        row = {"recall@20": value, "ndcg@20": value / 2, "bytes": 3e6}
+        return {"anew": row, "keep": row | {"recall@20": 2 * value, "bytes": 9e6}}
+
+    lines = moments_table({"books": {"0": [day(0.1), day(0.2)], "1": [day(0.3), day(0.4)]}})
+    assert lines.splitlines()[2:] == [
+        "| books | 2 × 2 | anew | 25.00 % | 12.50 % | 3.0 |",
+        "| books | 2 × 2 | keep | 50.00 % | 12.50 % | 9.0 |",
+    ]
 
 
 def test_the_table_has_means_over_all_days_but_the_first():

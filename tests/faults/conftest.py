@@ -164,6 +164,12 @@ def other_run(commands: Commands, recipe: Path, dataset: Path, place: Path) -> P
     return trained(commands, recipe, dataset, place / "other-run", "--set", "train.seed=1")
 
 
+@pytest.fixture(scope="session")
+def run_with_moments(commands: Commands, recipe: Path, dataset: Path, place: Path) -> Path:
+    """A run that keeps the moments of its optimiser."""
+    return trained(commands, recipe, dataset, place / "moments", "--set", "train.moments=save")
+
+
 def trained(commands: Commands, recipe: Path, dataset: Path, out: Path, *more: str) -> Path:
     ended = commands.run("train", recipe, "--data", dataset, "--out", out, "--quiet", *more)
     assert ended.code == 0, ended.stderr

@@ -61,6 +61,7 @@ def victims(
     raw: Path,
     dataset: Path,
     run: Path,
+    run_with_moments: Path,
     bundle: Path,
     content_bundle: Path,
     growing: Path,
@@ -70,6 +71,7 @@ def victims(
     train = ["--data", dataset, "--resume", "--quiet"]
     guarded = ["sampler.max_staleness=0.5", "sampler.guard=true", "train.log_every=3"]
     options = [word for each in guarded for word in ("--set", each)]
+    keep = ["--set", "train.moments=keep", "--from", run_with_moments]
     items = place / "items.csv"
     items.write_text("item,title,category\nnew,A new one,x\n")
     stock = place / "stock.csv"
@@ -150,7 +152,8 @@ def victims(
             share=0.1,
         ),
         "train --from": Victim(
-            lambda out: ["train", recipe, "--out", out, *train, "--from", bundle],
+            # with the moments of its optimiser, which checkpoints and the best model then have
+            lambda out: ["train", recipe, "--out", out, *train, *keep],
             fingerprints.of_run,
             lambda _: None,
             share=0.1,

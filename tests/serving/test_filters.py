@@ -8,6 +8,7 @@ import math
 import random
 import shutil
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 
 import polars as pl
 import pytest
@@ -109,6 +110,10 @@ FILTERS = [
     {"tags": ["new", None]},
     {"since": {">=": "2024-02-01", "<": "2024-03-01T12:00:00"}},
     {"stock": {"<": 1e300, ">": -(10**30)}},
+    {"stock": [*range(1, 40, 2), None]},
+    {"price": {"not": [n / 100 for n in range(1, 4000, 5)]}},
+    {"colour": ["red", *(f"shade {n}" for n in range(20))]},
+    {"tags": [*(f"tag {n}" for n in range(20)), "sale"]},
 ]
 TABLE = shop_rows([f"i{number}" for number in range(300)], seed=5)
 
@@ -144,6 +149,32 @@ def test_any_range_of_numbers(conditions):
     columns = FilterColumns(frame_of(TABLE).drop("item"))
     mask = columns.allowed(conditions).mask[1:].tolist()
     assert sum(mask) == len(matching(TABLE, conditions))
+
+
+LARGE = [2**53, 2**53 + 1, 2**63 - 1, -(2**63), None]
+
+
+@pytest.mark.parametrize(
+    "limit", [2**53, 2**53 + 1, 2.0**53, 2**63 - 1, -(2**63), 1e30, -1e30, 0.5]
+)
+@pytest.mark.parametrize("operator", ["<", "<=", ">", ">="])
+def test_large_integers_are_compared_exactly(operator, limit):
+    columns = FilterColumns(pl.DataFrame({"n": pl.Series(LARGE, dtype=pl.Int64)}))
+    compare = {"<": "__lt__", "<=": "__le__", ">": "__gt__", ">=": "__ge__"}[operator]
+    expected = [n is not None and getattr(Fraction(n), compare)(Fraction(limit)) for n in LARGE]
+    assert columns.allowed({"n": {operator: limit}}).mask[1:].tolist() == expected
+
+
+def test_many_times_are_found():
+    times = [START + timedelta(hours=hour) for hour in range(40)]
+    columns = FilterColumns(pl.DataFrame({"since": [*times, None]}))
+    wanted = [time.isoformat() for time in times[::3]]
+    expected = [not hour % 3 for hour in range(40)]
+    for asked in (wanted, wanted[:4]):
+        found = columns.allowed({"since": asked}).mask[1:].tolist()
+        assert found == [yes and hour < 3 * len(asked) for hour, yes in enumerate(expected)] + [
+            False
+        ]
 
 
 @pytest.mark.parametrize(
@@ -407,6 +438,11 @@ def test_the_commands_filter_one_history_and_a_file(bundle, rows, tmp_path):
     assert "in_stock set for 200 items" in done.stdout
     done = run("recommend", tmp_path / "next", "--history", history, "--json", "--filter", '{"in_stock": true}')  # fmt: skip  # noqa: E501
     assert json.loads(done.stdout)["items"] == []
+    stock.write_text(f"item,in_stock\n{rows[1]['item']},yes\n")
+    done = run("items", "set", tmp_path / "next", stock)  # in place
+    assert "in_stock set for 1 items" in done.stdout
+    done = run("recommend", tmp_path / "next", "--history", history, "--json", "--filter", '{"in_stock": true}')  # fmt: skip  # noqa: E501
+    assert [item["key"] for item in json.loads(done.stdout)["items"]] == [rows[1]["item"]]
     for bad in ("{", "[1]"):
         with pytest.raises(ConfigError, match="--filter"):
             run("recommend", bundle.path, "--history", "1", "--filter", bad)

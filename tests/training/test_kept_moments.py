@@ -19,7 +19,7 @@ from crossbatch.training import Interrupted, checkpoint, fit
 from crossbatch.training.build import build_trainer, draw_batches, resolve
 from crossbatch.training.moved_rows import moved_moments, moved_rows
 from crossbatch.training.optimizers.adam import LEVEL_STEPS, Adam
-from crossbatch.training.run_folder import RunFolder
+from crossbatch.training.run_folder import RunFolder, open_run
 from crossbatch.training.warm_start import begin
 
 from .conftest import RECIPE
@@ -226,6 +226,8 @@ def test_a_run_whose_dataset_has_grown_in_place(tmp_path):
     fit(before, recipe, tmp_path / "run")
     tensors, _ = checkpoint.load(tmp_path / "run" / "best")
     keys = before.item_keys(range(before.num_items + 1))
+    for name in ("data", "run"):
+        shutil.copytree(tmp_path / name, tmp_path / "copies" / name)
     append(
         open_source(tmp_path / "1.parquet"), tmp_path / "data", tmp_path / "data", overwrite=True
     )
@@ -253,5 +255,8 @@ def test_a_run_whose_dataset_has_grown_in_place(tmp_path):
 
     short = KEEP.changed(["train.max_steps=8"])
     fit(dataset, short, tmp_path / "next", start_from=tmp_path / "run", resume=True)
+    with pytest.raises(DataError, match=r"is not the dataset that .* was trained on"):
+        open_run(tmp_path / "run")
+    assert open_run(tmp_path / "copies" / "run").dataset.path == tmp_path / "copies" / "data"
     other = json.loads((tmp_path / "data" / "manifest.json").read_text())
     assert list(other["grown_from"].values()) == [before.num_items]

@@ -164,7 +164,10 @@ def remove(
 def set_(
     bundle: Source,
     changes: Annotated[Path, typer.Argument(help="Items: Parquet, CSV or JSON lines.")],
-    out: BundleOut,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Bundle folder to create; BUNDLE itself is the default."),
+    ] = None,
     key: Key = "item",
     filter_column: FilterColumn = None,
     allow_code: AllowCode = None,
@@ -173,7 +176,10 @@ def set_(
 ) -> None:
     """Set the filter columns of some items; all else stays as it is.
 
-    Example: crossbatch items set first.bundle stock.parquet --out first.bundle --overwrite
+    BUNDLE is replaced by one of a new version, which `serve --watch` takes over, unless --out names
+    another folder.
+
+    Example: crossbatch items set first.bundle stock.parquet
     """
     from crossbatch.serving import open_bundle
     from crossbatch.serving.bundle.filter_columns import set_columns
@@ -184,10 +190,10 @@ def set_(
         changed = set_columns(
             opened,
             table,
-            out,
+            out or bundle,
             key=key,
             declare=filter_column or (),
-            overwrite=overwrite,
+            overwrite=overwrite or out is None,
             progress=progress,
         )
     if not quiet:

@@ -71,8 +71,7 @@ class Allowed:
         It is kept for the next search: its vectors `[count + 1, d]` are a copy.
         """
         if self._part is None or self._part[0] is not index.vectors:
-            rows = index.vectors.index_select(0, self.item_ids)
-            self._part = index.vectors, type(index)(rows)
+            self._part = index.vectors, index.part(self.item_ids)
         return self._part[1]
 
     @property

@@ -45,6 +45,10 @@ class ColumnIndex:
     def __init__(self, column: pl.Series, kind: str) -> None:
         self.column, self.kind = column, kind
 
+    def prepare(self) -> None:
+        """Build now what the first condition would wait for."""
+        _ = self.missing, self._postings if self.kind == "list" else self._array
+
     def has(self, values: Sequence[Any]) -> np.ndarray:
         """Whether each item has one of the values.  `[N]`, bool."""
         if self.kind == "list":

@@ -20,6 +20,7 @@ import math
 import threading
 from collections import OrderedDict
 from datetime import UTC, datetime
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,6 +72,11 @@ class FilterColumns:
         names = {kind: name for name, kind in KINDS.items()}
         return {name: names[kind] for name, kind in self.frame.schema.items()}
 
+    def prepare(self) -> None:
+        """Build now what the first filter would wait for."""
+        for index in self._indexes.values():
+            index.prepare()
+
     def allowed(self, conditions: Mapping[str, Any]) -> Allowed:
         """The items that meet a filter; of the same filter the same object, as long as it is kept.
 
@@ -91,13 +97,14 @@ class FilterColumns:
 
     def _mask(self, conditions: Mapping[str, Any]) -> torch.Tensor:
         """`[N + 1]` bool, row = item id."""
-        mask = np.ones(len(self.frame) + 1, dtype=bool)
-        mask[0] = False
+        parts = []
         for name, condition in conditions.items():
             if name not in self._indexes:
                 known = ", ".join(self._indexes) or "none"
                 raise ConfigError(f"filter: there is no column {name!r}; there are: {known}")
-            mask[1:] &= _met(name, self._indexes[name], condition)
+            parts.append(_met(name, self._indexes[name], condition))
+        mask = np.zeros(len(self.frame) + 1, dtype=bool)
+        mask[1:] = reduce(np.logical_and, parts) if parts else True
         return torch.from_numpy(mask)
 
 
@@ -115,12 +122,12 @@ def _met(name: str, index: ColumnIndex, condition: Any) -> np.ndarray:
         return _equals(name, index, condition)
     if not condition:
         raise ConfigError(f"filter.{name}: an empty object; use {', '.join(COMPARISONS)} or not")
-    met = np.ones(len(index.column), dtype=bool)
+    parts = []
     for operator, value in condition.items():
         if operator == "not":
             if isinstance(value, dict) and "not" in value:
                 raise ConfigError(f"filter.{name}: a not inside a not; leave both out")
-            met &= ~_met(name, index, value)
+            parts.append(~_met(name, index, value))
         elif operator not in COMPARISONS:
             raise ConfigError(
                 f"filter.{name}: unknown operator {operator!r}; use {', '.join(COMPARISONS)} or not"
@@ -131,8 +138,8 @@ def _met(name: str, index: ColumnIndex, condition: Any) -> np.ndarray:
                 f"column of kind {index.kind}"
             )
         else:
-            met &= index.compare(operator, _value(name, index.kind, value))
-    return met
+            parts.append(index.compare(operator, _value(name, index.kind, value)))
+    return reduce(np.logical_and, parts)
 
 
 def _equals(name: str, index: ColumnIndex, condition: Any) -> np.ndarray:

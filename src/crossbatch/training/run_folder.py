@@ -407,12 +407,13 @@ def recipe_and_dataset(
         place, checksum = Path(config["dataset"]["path"]), config["dataset"]["checksum"]
     except (KeyError, TypeError) as error:
         raise DataError(f"{path}/config.json is not that of a run: it lacks {error}") from None
-    if data is None and not place.exists() and (path.parent / place.name).is_dir():
-        place = path.parent / place.name  # run and dataset were moved together
-    dataset = open_dataset(data or place)
-    known = {dataset.manifest["checksum"]: dataset.num_items}
-    known |= dataset.manifest.get("grown_from", {}) if grown else {}
-    if checksum not in known:
-        raise DataError(f"{dataset.path} is not the dataset that {path} was trained on")
-    dataset.verify()
-    return recipe, dataset, known[checksum]
+    beside = path.parent / place.name  # where run and dataset were moved or copied together
+    places = [Path(data)] if data else [each for each in (place, beside) if each.is_dir()]
+    for each in places or [place]:
+        dataset = open_dataset(each)
+        known = {dataset.manifest["checksum"]: dataset.num_items}
+        known |= dataset.manifest.get("grown_from", {}) if grown else {}
+        if checksum in known:
+            dataset.verify()
+            return recipe, dataset, known[checksum]
+    raise DataError(f"{(places or [place])[0]} is not the dataset that {path} was trained on")

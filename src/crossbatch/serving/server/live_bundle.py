@@ -147,6 +147,8 @@ def _open(path: Path) -> Served:
             # read now what the files may no longer hold later, and what first requests wait for
             bundle.recommend([bundle.item_keys([1])] * 2, min(20, bundle.num_items))
             _ = bundle.num_interests, bundle.metrics
+            if bundle.filters is not None:
+                bundle.filters.prepare()
         except BundleError as error:
             # Between two renames there is no folder, or files of both bundles were read.
             last = error
