@@ -34,6 +34,7 @@ from crossbatch.negatives import Candidates
 from crossbatch.training.auto_model import with_width
 from crossbatch.training.auto_sampler import LATER_SHARE, later_share
 from crossbatch.training.build import build_towers, build_trainer, draw_batches, resolve
+from crossbatch.training.step import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.data import Dataset
-    from crossbatch.training.step import Trainer
 
 METRICS = ("recall@50", "ndcg@50", "tail_recall@50")
 DEFAULT = "default"
@@ -73,16 +73,18 @@ def add_margin(largest: float, trainer: Trainer) -> None:
 
     The margin is `largest` · (q_min / q)^¼, as in LDAM (Cao et al., 2019).
     """
-    whole = trainer.loss
     known = trainer.sampler.frequency.log_q
     rarest = float(known[known.isfinite()].min())
 
-    def loss(u: Any, positives: Candidates, negatives: Candidates, batch: Any) -> Tensor:
-        margin = largest * ((rarest - positives.log_q) / 4).exp()
-        harder = Candidates(positives.embeddings, positives.item_ids, positives.log_q + margin)
-        return whole(u, harder, negatives, batch)
+    class WithMargin(Trainer):
+        __slots__ = ()
 
-    trainer.loss = loss
+        def loss(self, u: Any, positives: Candidates, negatives: Candidates, batch: Any) -> Tensor:
+            margin = largest * ((rarest - positives.log_q) / 4).exp()
+            harder = Candidates(positives.embeddings, positives.item_ids, positives.log_q + margin)
+            return Trainer.loss(self, u, harder, negatives, batch)
+
+    trainer.__class__ = WithMargin
 
 
 def scale_items(power: float, trainer: Trainer) -> None:

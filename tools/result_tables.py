@@ -315,7 +315,8 @@ def same_data(*names: str) -> str:
         runs, means = record["ours"]["runs"], record["ours"]["means"]
         tail = statistics.fmean(run["test"]["tail_recall@50"] for run in runs)
         steps = statistics.fmean(run["cpu_seconds"]["steps"] for run in runs)
-        line = [DATA[name], f"**crossbatch, defaults** ({len(runs)} seeds)", "Adam 0.002"]
+        seeds = f"{len(runs)} seeds" if len(runs) > 1 else "1 seed"
+        line = [DATA[name], f"**crossbatch, defaults** ({seeds})", "Adam 0.002"]
         line += [f"**{100 * v:.2f}** ± {100 * sd:.2f}" for v, sd in _values(means)]
         lines.append([*line, f"{100 * tail:.1f}", f"{steps:.0f}", "", ""])
         for row in record["tfrs"]:

@@ -165,9 +165,10 @@ def _choice(
     others = ", ".join(f"{_percent(each.value)} of {each.candidate}" for each in behind)
     width = race.candidates[best.candidate].model.dim
     narrow = f" with {width} dimensions" if width < recipe.model.dim else ""
+    level = "" if best is ranked[0] else f", which is level: less than {LEVEL:.0%} apart"
     reason = (
         f"after {best.steps:,} steps{narrow} its {recipe.train.metric} of validation users was "
-        f"{_percent(best.value)}, against {others}; {len(candidates)} candidates were "
+        f"{_percent(best.value)}, against {others}{level}; {len(candidates)} candidates were "
         f"compared in {race.cpu_seconds():.0f} CPU seconds"
     )
     measured = [asdict(each) for each in race.measured]
