@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,13 @@ from crossbatch.fitting import _validation_metric
 from crossbatch.reports.variants import choices
 from crossbatch.serving import export_bundle
 from crossbatch.training import DivergedError, Interrupted, auto_model, fit
-from crossbatch.training.auto_model import CANDIDATES, candidates_of, choose_model, leading
+from crossbatch.training.auto_model import (
+    CANDIDATES,
+    candidates_of,
+    choose_model,
+    leading,
+    level_share,
+)
 from crossbatch.training.build import build_towers, resolve
 from crossbatch.training.progress import Progress
 from crossbatch.training.race import Measurement
@@ -139,7 +146,12 @@ def test_the_measure_decides(dataset, tmp_path, order, second, name, length):
 def test_of_level_candidates_the_first_wins(values, wanted):
     rows = [Measurement(name, 5, value, 0.0, 0.0, 0.0) for name, value in values.items()]
     ranked = sorted(rows, key=lambda row: -1.0 if row.value is None else row.value, reverse=True)
-    assert leading(ranked, list(values)).candidate == wanted
+    assert leading(ranked, list(values), 0.03).candidate == wanted
+
+
+@pytest.mark.parametrize(("interactions", "share"), [(399, 0.03), (400, 0.0)])
+def test_candidates_are_level_on_sparse_data_alone(interactions, share):
+    assert level_share(SimpleNamespace(items=range(interactions), num_items=10)) == share
 
 
 @pytest.mark.parametrize("exclude", ["yes", "no"])
