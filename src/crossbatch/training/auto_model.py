@@ -46,7 +46,7 @@ MOST_USERS = 4_000  # validation users that a candidate is measured on
 RACE_DIM = 64
 # Where items have fewer than `SPARSE` interactions on average, candidates within this share of the
 # best are level, and the first of them in their order is taken: on such data recent items are
-# overtaken early in training and ahead at its end. (Amazon's sets have 13 to 16, MovieLens' 74, 270.)
+# overtaken early in training and ahead at its end. (Amazon's: 13 to 16; MovieLens: 74, 270.)
 LEVEL, SPARSE = 0.03, 40
 # Width d of the winner, unless the recipe sets it: of few samples, wide vectors learn too much.
 FEW_SAMPLES, NARROW, WIDE = 250_000, 128, 256
