@@ -21,7 +21,7 @@ def small_demo(monkeypatch):
         "--users 8000 --items 10000 --interactions 160000": sizes,
         "train --data": f"train {SMALL} --set model.name=youtube_dnn --data",
         " --set model.tower.race_seconds=20": "",
-        " --set model.tower.first_steps=300 --set train.max_steps=1000": "",
+        " --set model.tower.first_steps=300 --set train.max_steps=600 --set train.threads=1": "",
         "train --recipe small-batches": f"train --recipe small-batches {SMALL}",
         "{out}/bank --resume": "{out}/bank --set sampler.warmup_steps=2 --resume",
         "evaluate ": "evaluate --baselines popularity ",

@@ -36,7 +36,8 @@ DEMO = {
     "--cold-items 0.05 --overwrite --quiet",
     "Train with the defaults, but for a shorter race of towers and fewer steps": "train "
     "--data {out}/dataset --out {out}/default --set model.tower.race_seconds=20 "
-    "--set model.tower.first_steps=300 --set train.max_steps=1000 --resume",
+    "--set model.tower.first_steps=300 --set train.max_steps=600 "
+    "--set train.threads=1 --resume",
     "Train in batches of 16 rows, as towers that fill the memory would": "train "
     "--recipe small-batches --data {out}/dataset --out {out}/in_batch "
     '--set sampler={{name="in_batch"}} --resume',
