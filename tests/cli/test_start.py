@@ -24,7 +24,7 @@ def small_demo(monkeypatch):
         " --set model.tower.first_steps=300 --set train.max_steps=600 --set train.threads=1": "",
         "train --recipe small-batches": f"train --recipe small-batches {SMALL}",
         "{out}/bank --resume": "{out}/bank --set sampler.warmup_steps=2 --resume",
-        "evaluate ": "evaluate --baselines popularity ",
+        "popularity,item_knn,rp3beta,als": "popularity",
     }
     commands = dict(start.DEMO)
     for sentence, command in commands.items():

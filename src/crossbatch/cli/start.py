@@ -44,6 +44,7 @@ DEMO = {
     "The same with 2,432 more negatives from a memory bank": "train --recipe small-batches "
     "--data {out}/dataset --out {out}/bank --resume",
     "Rank the whole catalogue for every test user, beside tuned baselines": "evaluate "
+    "--baselines popularity,item_knn,rp3beta,als "
     "{out}/default {out}/in_batch {out}/bank",
     "Recommend for one user": "recommend {out}/default --user 3 -k 10",
     "Export a bundle: towers, vectors, ids, parity check": "export {out}/default "
