@@ -194,10 +194,10 @@ def measured_cells(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def equivalent_batch(
     cells: list[dict[str, Any]], cell: dict[str, Any], metric: str
 ) -> tuple[float, bool]:
-    """The batch with which in-batch negatives are as good as a cell, and whether it is larger yet.
+    """The batch with which in-batch negatives are as good as a cell; whether none measured is.
 
-    Between two measured batch sizes quality is taken to grow with the logarithm of the size. A cell
-    that is better than every batch size measured needs a batch above the best of them.
+    Between two measured batch sizes quality is taken to grow with the logarithm of the size. For a
+    cell that is better than every one of them, it is the largest.
     """
     level = statistics.fmean(cell[metric])
     same = [c for c in cells if all(c[key] == cell[key] for key in ("tower", "samples"))]
@@ -212,7 +212,7 @@ def equivalent_batch(
             return batch * (next_batch / batch) ** share, False
     if not known or level <= known[0][1]:
         return cell["batch"], False
-    return max(known, key=lambda pair: pair[1])[0], True
+    return known[-1][0], True
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

@@ -18,13 +18,13 @@ def small_demo(monkeypatch):
     """The demo with so little data and so few steps that it takes seconds."""
     sizes = "--users 300 --items 150 --interactions 5000"
     changes = {
-        "--items 8000": sizes,
+        "--users 8000 --items 10000 --interactions 160000": sizes,
         "train --data": f"train {SMALL} --set model.name=youtube_dnn --data",
         " --set model.tower.race_seconds=20": "",
-        " --set model.tower.first_steps=300": "",
+        " --set model.tower.first_steps=300 --set train.max_steps=600 --set train.threads=1": "",
         "train --recipe small-batches": f"train --recipe small-batches {SMALL}",
         "{out}/bank --resume": "{out}/bank --set sampler.warmup_steps=2 --resume",
-        "evaluate ": "evaluate --baselines popularity ",
+        "popularity,item_knn,rp3beta,als": "popularity",
     }
     commands = dict(start.DEMO)
     for sentence, command in commands.items():

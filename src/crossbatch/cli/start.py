@@ -30,19 +30,21 @@ HEADER = """\
 
 # What `crossbatch demo` does: a sentence and a command each.
 DEMO = {
-    "Generate a log of 120,000 interactions and an item table": "synth --raw {out}/raw --seed 7 "
-    "--items 8000 --overwrite --quiet",
+    "Generate a log of 160,000 interactions and an item table": "synth --raw {out}/raw --seed 7 "
+    "--users 8000 --items 10000 --interactions 160000 --overwrite --quiet",
     "Filter, re-index, split by user, encode content": "prepare {out}/raw --out {out}/dataset "
     "--cold-items 0.05 --overwrite --quiet",
-    "Train with the defaults, and a shorter race of towers": "train --data {out}/dataset "
-    "--out {out}/default --set model.tower.race_seconds=20 "
-    "--set model.tower.first_steps=300 --resume",
+    "Train with the defaults, but for a shorter race of towers and fewer steps": "train "
+    "--data {out}/dataset --out {out}/default --set model.tower.race_seconds=20 "
+    "--set model.tower.first_steps=300 --set train.max_steps=600 "
+    "--set train.threads=1 --resume",
     "Train in batches of 16 rows, as towers that fill the memory would": "train "
     "--recipe small-batches --data {out}/dataset --out {out}/in_batch "
     '--set sampler={{name="in_batch"}} --resume',
     "The same with 2,432 more negatives from a memory bank": "train --recipe small-batches "
     "--data {out}/dataset --out {out}/bank --resume",
     "Rank the whole catalogue for every test user, beside tuned baselines": "evaluate "
+    "--baselines popularity,item_knn,rp3beta,als "
     "{out}/default {out}/in_batch {out}/bank",
     "Recommend for one user": "recommend {out}/default --user 3 -k 10",
     "Export a bundle: towers, vectors, ids, parity check": "export {out}/default "
