@@ -177,6 +177,13 @@ class Metrics:
             "crossbatch_recommendations", "Lists made.", ("slot", "shadow")
         )
 
+    def forget_bundle(self, slot: str, name: str, version: str) -> None:
+        """Report a bundle no longer; the files of several processes can only say 0."""
+        if METRICS_FOLDER in os.environ:
+            self.bundle.labels(slot, name, version).set(0)
+        else:
+            self.bundle.remove(slot, name, version)
+
     def text(self) -> bytes:
         """All metrics as Prometheus reads them, summed over the processes of the server."""
         if METRICS_FOLDER not in os.environ:

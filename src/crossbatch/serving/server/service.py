@@ -273,7 +273,7 @@ class Service:
         taken = await asyncio.to_thread(live.reload)
         self.metrics.reloads.labels(live.slot, "taken" if taken else "refused").inc()
         if taken:
-            self.metrics.bundle.labels(live.slot, before["name"], before["version"]).set(0)
+            self.metrics.forget_bundle(live.slot, before["name"], before["version"])
             self._publish(live)
 
     def _publish(self, live: LiveBundle) -> None:
