@@ -85,7 +85,7 @@ class Rows:
 
 
 class Gradients:
-    """Room for the gradients of rows; empty tensors stand for those that nobody wants.
+    """Room for the gradients of rows; empty tensors stand for those that are not needed.
 
     Args:
         rows: Whose gradients.
