@@ -102,7 +102,8 @@ def main() -> None:
         print(f"largest ratio at 1 % and 50 %{kind}: {max(asked):.2f} (limit {LIMIT})")
     if arguments.out is not None:
         document = {"quick": arguments.quick, "machine": describe(), "results": results}
-        (arguments.out / "filters.json").write_text(json.dumps(document, indent=1))
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "filters.json").write_text(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":
