@@ -63,12 +63,12 @@ class Limits(NamedTuple):
     def choose(self, cell: Cell) -> str:
         """The kind of negatives for a cell."""
         fits = cell.batch <= self.batch and cell.likely_items >= self.likely_items
-        return BANK if fits and is_table(cell.tower) else IN_BATCH
+        return BANK if fits and allows_bank(cell.tower) else IN_BATCH
 
 
-def is_table(tower: str) -> bool:
-    """Whether an item of this tower is a row of a table, and shares no weights with others."""
-    return TOWERS[tower].items() >= IDS.items()
+def allows_bank(tower: str) -> bool:
+    """Whether items are rows of a table, which share no weights, and a user is one vector."""
+    return TOWERS[tower].items() >= IDS.items() and TOWERS[tower]["name"] != "recent_items"
 
 
 def read_cells(paths: list[Path]) -> list[Cell]:
