@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CACHE_LINE = 16  # float32 values
-CACHED_SCORES = 1 << 20  # of a block of rows: they stay in the cache between two passes
+MEMORY_PAGE = 1024  # float32 values
+CACHED_SCORES = 1 << 18  # of a block of rows: they stay in a core's own cache between two passes
 FEWEST_ROWS = 128  # of a block: with fewer, products would wait for the columns
 
 
@@ -230,6 +231,8 @@ def _losses(
     gradients = Gradients(rows, ctx.live, wanted=scale is not None)
     # Rows begin at full cache lines, or the products would take an eighth longer.
     width = (N + (own is not None) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+    if width % MEMORY_PAGE == 0:  # rows a page apart would compete for the same places of the cache
+        width += CACHE_LINE
     size = ctx.block_rows or max(FEWEST_ROWS, CACHED_SCORES // max(width, 1))
     rows_of_block = max(1, size * B // max(P, 1))
     losses = softmax_blocks(columns, rows, gradients, size=rows_of_block, width=width)
