@@ -213,6 +213,12 @@ def floats_at(address: Any, size: Any) -> Any:
     return carray(_pointer(address), (size,), np.float32)
 
 
+@njit(inline="always", cache=True, nogil=True)
+def matrix_at(address: Any, rows: Any, columns: Any) -> Any:
+    """Float32 `[rows, columns]` at an address, whose array the caller keeps alive."""
+    return carray(_pointer(address), (rows, columns), np.float32)
+
+
 _memcpy: Any = types.ExternalFunction("memcpy", types.uintp(*[types.uintp] * 3))
 
 

@@ -133,11 +133,16 @@ def softmax_blocks(
         return losses
     nothing = np.empty((0, u.shape[1]), dtype=np.float32)
     exclude = np.empty((0, 0), dtype=np.bool_)
+    parts = [array(part) for part in rows.parts]  # which must outlive the call
+    groups = [
+        (part.ctypes.data, len(part), gradient.data_ptr() if len(gradient) else 0)
+        for part, gradient in zip(parts, gradients.columns, strict=True)
+    ]
     blocks(
         size,
         array(u),
         nothing if own is None else array(own),
-        tuple([array(part) for part in rows.parts]),
+        np.array(groups, dtype=np.int64),
         array(rows.log_weights),
         array(stops),
         array(columns.log_q),
@@ -152,7 +157,6 @@ def softmax_blocks(
         gradients.users.numpy(),
         nothing if gradients.own is None else gradients.own.numpy(),
         gradients.log_weights.numpy(),
-        tuple([gradient.numpy() for gradient in gradients.columns]),
     )
     return losses
 

@@ -17,7 +17,7 @@ BUCKETS = 1024
 LOWEST = -2139095041  # the ordered bits of −inf
 
 exponential, float_as_bits = intrinsic("exponential"), intrinsic("float_as_bits")
-bits_as_float = intrinsic("bits_as_float")
+bits_as_float, matrix_at = intrinsic("bits_as_float"), intrinsic("matrix_at")
 product, product_t = intrinsic("product"), intrinsic("product_t")
 t_product = intrinsic("t_product")
 
@@ -27,7 +27,7 @@ def blocks(
     rows: int,
     u: Array,
     own_rows: Array,
-    parts: Any,
+    groups: Array,
     log_weights: Array,
     stops: Array,
     log_q: Array,
@@ -42,18 +42,22 @@ def blocks(
     grad_users: Array,
     grad_own: Array,
     grad_log_weights: Array,
-    grad_parts: Any,
 ) -> None:
-    """`softmax_blocks`; `own` is −1 for own vectors beside the columns, `exclude` may be empty."""
+    """`softmax_blocks`; `own` is −1 for own vectors beside the columns, `exclude` may be empty.
+
+    `groups` `[g, 3]` has the columns of each group: address of the vectors, their number, address
+    of the gradients or 0. With arrays it would be compiled anew for every number of groups.
+    """
     B, N, d = stops.shape[0], column_keys.shape[0], u.shape[1]
     start = 0
     for first in range(0, B, rows):
         last = min(first + rows, B)
         end = stops[last - 1]
         some, scores, at = u[start:end], block[: end - start], 0
-        for i in range(len(parts)):
-            product_t(some, parts[i], scores[:, at : at + parts[i].shape[0]], 0)
-            at += parts[i].shape[0]
+        for i in range(groups.shape[0]):
+            vectors, n = groups[i, 0], groups[i, 1]
+            product_t(some, matrix_at(vectors, n, d), scores[:, at : at + n], 0)
+            at += n
         for p in range(scores.shape[0] if own < 0 else 0):
             total = np.float32(0)
             for k in range(d):
@@ -67,12 +71,13 @@ def blocks(
         )  # fmt: skip
         if grad_users.shape[0] > 0:
             at = 0
-            for i in range(len(parts)):
-                place = scores[:, at : at + parts[i].shape[0]]
-                product(place, parts[i], grad_users[start:end], 0 if i == 0 else 1)
-                if grad_parts[i].shape[0] > 0:
-                    t_product(place, some, grad_parts[i], 0 if first == 0 else 1)
-                at += parts[i].shape[0]
+            for i in range(groups.shape[0]):
+                vectors, n, gradients = groups[i, 0], groups[i, 1], groups[i, 2]
+                place = scores[:, at : at + n]
+                product(place, matrix_at(vectors, n, d), grad_users[start:end], 0 if i == 0 else 1)
+                if gradients:
+                    t_product(place, some, matrix_at(gradients, n, d), 0 if first == 0 else 1)
+                at += n
             for p in range(scores.shape[0] if own < 0 else 0):
                 pull = scores[p, N]
                 for k in range(d):
