@@ -87,14 +87,6 @@ DATA = {
     "generated": "generated log",
 }
 BANK_DATA, BANK_SIZE = ("book-1m", "beauty"), 2432  # of the figure
-STRONG_TOWER = "recency pooling"
-STRATEGY_OF = {  # of the map's rules
-    "in-batch": "in_batch",
-    "as published": "cross_batch",
-    "balanced": "balanced",
-    "deferred": "deferred",
-    "mixed": "mixed",
-}
 VERDICTS = {"better": "better", "worse": "**worse**", "unclear": "level"}
 Rows = list[dict[str, Any]]
 
@@ -124,25 +116,26 @@ def table1(data: str, *models: str) -> str:
 
 
 def strong_table1(*names: str) -> str:
-    """YouTube DNN at the paper's batch size with the strong recipe, beside the paper's settings."""
-    heads = ["data", "negatives", "seeds", "recall@50", "NDCG@50", "gain in recall@50"]
-    heads += ["with the paper's settings", "in the paper"]
-    model, lines = "youtube_dnn", []
+    """Every model and strategy with the strong recipe, and gains with the paper's settings."""
+    heads = ["data", "model", "negatives", "seeds", "recall@50", "NDCG@50"]
+    heads += ["gain in recall@50", "gain in NDCG@50", "with the paper's settings", "in the paper"]
+    lines = []
     for name in names:
         known = {(r["model"], r.get("strategy")): r for r in rows("table1", name)}
-        cells = [c for c in bank_cells(name) if c["batch"] == 128 and c["tower"] == STRONG_TOWER]
-        base = next(cell for cell in cells if cell["rule"] == "in-batch")
-        for cell in cells:
-            key = (model, STRATEGY_OF[cell["rule"]])
-            line = [DATA[name], STRATEGIES[key[1]], str(cell["seeds"])]
-            line += [_mean_and_spread(cell[metric]) for metric in ("recall@50", "ndcg@50")]
-            own = cell is base
-            line.append("" if own else _relative(cell["recall@50"], base["recall@50"]))
+        for row in rows("table1", f"{name}/strong"):
+            key = model, strategy = row["model"], row.get("strategy")
+            if strategy is None:  # a baseline
+                continue
+            line = [DATA[name], MODELS[model], STRATEGIES[strategy], str(len(row["seeds"]))]
+            line += [percent(row["metrics"][metric]) for metric in ("recall@50", "ndcg@50")]
+            gains = row.get("gains") or {}
+            line += [gain(gains.get(metric), mark=True) for metric in ("recall@50", "ndcg@50")]
             line.append(gain((known.get(key, {}).get("gains") or {}).get("recall@50"), mark=True))
-            paper = TABLE1.get(key)
-            theirs = TABLE1[model, "in_batch"]["recall@50"]
-            line.append("" if own or not paper else _relative([paper["recall@50"]], [theirs]))
-            lines.append(line)
+            paper, base = TABLE1.get(key), TABLE1[model, "in_batch"]["recall@50"]
+            if paper is None or strategy == "in_batch":
+                lines.append([*line, ""])
+            else:
+                lines.append([*line, _relative([paper["recall@50"]], [base])])
     return table(heads, lines)
 
 
@@ -536,7 +529,8 @@ def rebuild(source: Path, out: Path) -> None:
     """Write the tables and figures of one folder of records.
 
     Args:
-        source: Holds `records.tar.xz` and the small files beside it.
+        source: Holds `records.tar.xz` and the small files beside it, among them the tables to write
+            anew: `table1.json`, `drift.json` and so on.
         out: Where they go; may be `source`.
     """
     with tempfile.TemporaryDirectory() as temporary:
@@ -545,9 +539,9 @@ def rebuild(source: Path, out: Path) -> None:
         for path in source.iterdir():
             if path.is_file():
                 shutil.copy(path, folder.path)
-        names = ("drift", "lemma") if "short" in source.name else ("table1", "table2", "curves")
-        written = [path for name in names for path in WRITERS[name](folder)]
-        if "table1" in names:
+        kept = {path.stem for path in source.glob("*.json")}
+        written = [path for name in WRITERS if name in kept for path in WRITERS[name](folder)]
+        if "auto" in kept:
             written += write_judgement(folder)
         for path in written:
             if path.suffix in KEPT:

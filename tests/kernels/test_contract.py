@@ -79,6 +79,7 @@ CASES = {
         torch.tensor([0, *stops_of(sizes).tolist()]),
         torch.randint(0, 9, (7,)),
     ],
+    "linear": lambda sizes: [torch.randn(sum(sizes), 6), torch.randn(4, 6), torch.randn(4)],
     "routed_interests": routing,
     "sampled_softmax": softmax,
     "sampled_softmax of queries": weighted_queries,

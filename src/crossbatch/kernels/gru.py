@@ -24,6 +24,7 @@ from crossbatch.kernels.compiler import (
     usable,
 )
 from crossbatch.kernels.gru_compiled import gradients, pack, states, step_order, unpack
+from crossbatch.kernels.products import multiply
 from crossbatch.kernels.ragged import pad
 
 
@@ -88,10 +89,15 @@ class _States(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, items: Tensor, stops: Tensor, *parameters: Tensor) -> Tensor:
         steps, order, source = step_order(array(stops), len(items))
-        packed = np.empty((len(items), items.shape[1]), dtype=np.float32)
-        pack(array(items), source, packed)
+        packed = torch.empty(items.shape)
+        pack(array(items), source, packed.numpy())
+        input_kernel, *kernels, bias = (parameter.detach() for parameter in parameters)
+        active = multiply(packed, input_kernel).add_(bias)
         final = items.new_zeros(len(stops), parameters[2].shape[0])
-        ctx.kept = states(packed, steps, order, *map(array, parameters), final.numpy())
+        before, reset = states(
+            active.numpy(), steps, order, *(array(kernel) for kernel in kernels), final.numpy()
+        )
+        ctx.kept = active, torch.from_numpy(before), torch.from_numpy(reset)
         ctx.packed = packed, steps, order, source
         ctx.save_for_backward(*parameters[:3])
         return final
@@ -100,14 +106,23 @@ class _States(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative("gru_states")
         packed, steps, order, source = ctx.packed
-        kernels = ctx.saved_tensors
-        bias_size = kernels[0].shape[1]
-        found = [torch.zeros(kernel.shape) for kernel in kernels] + [torch.zeros(bias_size)]
-        of_packed, of_items = np.empty_like(packed), np.empty_like(packed)
-        active, *others = ctx.kept
+        input_kernel, *kernels = ctx.saved_tensors
+        active, before, reset = ctx.kept
+        of_active = active.clone()  # a second backward pass reads the activations again
         gradients(
-            array(grad), packed, steps, order, *map(array, kernels), active.copy(), *others,
-            of_packed, *(tensor.numpy() for tensor in found),
+            array(grad), steps, order, *(array(kernel) for kernel in kernels), of_active.numpy(),
+            before.numpy(),
         )  # fmt: skip
-        unpack(of_packed, source, of_items)
-        return torch.from_numpy(of_items), None, *found
+        h = before.shape[1]
+        first = int(steps[0]) if len(steps) else 0  # items that have no state before them
+        later = of_active[first:]
+        of_items = np.empty(packed.shape, dtype=np.float32)
+        unpack(multiply(of_active, input_kernel.t()).numpy(), source, of_items)
+        return (
+            torch.from_numpy(of_items),
+            None,
+            multiply(packed.t(), of_active),
+            multiply(before[first:].t(), later[:, : 2 * h]),
+            multiply(reset[first:].t(), later[:, 2 * h :]),
+            of_active.sum(dim=0),
+        )

@@ -13,8 +13,7 @@ from crossbatch.kernels.compiler import Array, compiled, intrinsic, np
 from crossbatch.kernels.ragged import are_stops
 
 product, product_t = intrinsic("product"), intrinsic("product_t")
-t_product, copy = intrinsic("t_product"), intrinsic("copy")
-sigmoid, tanh = intrinsic("sigmoid"), intrinsic("tanh")
+copy, sigmoid, tanh = intrinsic("copy"), intrinsic("sigmoid"), intrinsic("tanh")
 
 
 @compiled
@@ -70,30 +69,25 @@ def unpack(packed: Array, source: Array, rows: Array) -> None:
 
 @compiled
 def states(
-    items: Array,
+    active: Array,
     steps: Array,
     order: Array,
-    input_kernel: Array,
     gate_kernel: Array,
     candidate_kernel: Array,
-    bias: Array,
     final: Array,
 ) -> Any:
     """Write the state after the last item of each history to `final` `[B, h]`.
 
-    `items` `[P, w]` are in the order of `step_order`, which also gives `steps` and `order`; the
-    parameters are those of `gru_states`.
+    `active` `[P, 3h]` is what the items give to the pre-activations of r, z, c, bias included, in
+    the order of `step_order`, which also gives `steps` and `order`; it becomes the activations. The
+    kernels are those of `gru_states`.
 
-    Returns what `gradients` needs: activations r, z, c `[P, 3h]`, states before each step `[P, h]`,
-    and the same after the reset gate `[P, h]`.
+    Returns what `gradients` needs besides: states before each step `[P, h]`, and the same after the
+    reset gate `[P, h]`.
     """
-    P, h = items.shape[0], candidate_kernel.shape[0]
-    active = np.empty((P, 3 * h), dtype=np.float32)
+    P, h = active.shape[0], candidate_kernel.shape[0]
     before = np.empty((P, h), dtype=np.float32)
     reset = np.empty((P, h), dtype=np.float32)
-    for p in range(P):
-        copy(bias, active[p])
-    product(items, input_kernel, active, 1)
     start = 0
     for t in range(steps.shape[0]):
         n = steps[t]
@@ -112,7 +106,7 @@ def states(
             following = before[stop + i] if i < continuing else final[order[i]]
             _move(active[start + i], before[start + i], following)
         start = stop
-    return active, before, reset
+    return before, reset
 
 
 @compiled
@@ -138,30 +132,20 @@ def _move(active: Array, before: Array, following: Array) -> None:
 @compiled
 def gradients(
     grad: Array,
-    items: Array,
     steps: Array,
     order: Array,
-    input_kernel: Array,
     gate_kernel: Array,
     candidate_kernel: Array,
     active: Array,
     before: Array,
-    reset: Array,
-    grad_items: Array,
-    grad_input_kernel: Array,
-    grad_gate_kernel: Array,
-    grad_candidate_kernel: Array,
-    grad_bias: Array,
 ) -> None:
-    """Write the gradients of items and parameters, from `grad` `[B, h]`, that of the final states.
+    """Turn the activations into the gradients of the pre-activations, in place.
 
-    `active`, `before` and `reset` are from `states`; `active` becomes the gradient of the
-    pre-activations. `grad_items` and what follows have the shapes of items and parameters, and are
-    zeros if there are no items.
+    `grad` `[B, h]` is the gradient of the final states, `active` and `before` are from `states`.
     """
     P, h = before.shape
     if P == 0:
-        return  # the caller's gradients are zeros
+        return
     first = steps[0]  # items of the first step: no state before them
     back = np.empty((first, h), dtype=np.float32)  # gradient of the running states
     through_reset = np.empty((first, h), dtype=np.float32)
@@ -182,13 +166,6 @@ def gradients(
             for i in range(n):
                 _clear(active[i, :h])  # nothing was reset
         stop = start
-    t_product(before[first:], active[first:, : 2 * h], grad_gate_kernel, 0)
-    t_product(reset[first:], active[first:, 2 * h :], grad_candidate_kernel, 0)
-    t_product(items, active, grad_input_kernel, 0)
-    product_t(active, input_kernel, grad_items, 0)
-    for p in range(P):
-        for j in range(3 * h):
-            grad_bias[j] += active[p, j]
 
 
 @compiled

@@ -233,7 +233,8 @@ def _losses(
     width = (N + (own is not None) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
     if width % MEMORY_PAGE == 0:  # rows a page apart would compete for the same places of the cache
         width += CACHE_LINE
-    size = ctx.block_rows or max(FEWEST_ROWS, CACHED_SCORES // max(width, 1))
+    fitting = CACHED_SCORES // max(width, 1) // CACHE_LINE * CACHE_LINE
+    size = ctx.block_rows or max(FEWEST_ROWS, fitting)
     rows_of_block = max(1, size * B // max(P, 1))
     losses = softmax_blocks(columns, rows, gradients, size=rows_of_block, width=width)
     if scale is None:

@@ -18,11 +18,14 @@ from crossbatch.kernels.compiler import (
     np,
     usable,
 )
+from crossbatch.kernels.products import multiply, worth_it
 from crossbatch.kernels.ragged import lengths
-from crossbatch.kernels.softmax_compiled import blocks
+from crossbatch.kernels.softmax_compiled import blocks, softmax_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+WIDE, MANY = 128, 4096  # dimensions of a vector, columns: where faster products pay
 
 
 @dataclass(slots=True)
@@ -131,6 +134,10 @@ def softmax_blocks(
     if not rows.parts or not usable(*floats):
         _plain_blocks(columns, rows, gradients, size, block, losses)
         return losses
+    wide = u.shape[1] >= WIDE or width >= MANY  # else exponentials take most of the time
+    if wide and worth_it(len(block), width, u.shape[1], u, *rows.parts):
+        _multiplied_blocks(columns, rows, gradients, size, width, losses)
+        return losses
     nothing = np.empty((0, u.shape[1]), dtype=np.float32)
     exclude = np.empty((0, 0), dtype=np.bool_)
     parts = [array(part) for part in rows.parts]  # which must outlive the call
@@ -159,6 +166,50 @@ def softmax_blocks(
         gradients.log_weights.numpy(),
     )
     return losses
+
+
+def _multiplied_blocks(
+    columns: Columns, rows: Rows, gradients: Gradients, size: int, width: int, losses: Tensor
+) -> None:
+    """`softmax_blocks` with large products outside of compiled code, where they are faster."""
+    u, own, stops = rows.u, rows.own, rows.stops
+    B, N, start = stops.shape[0], columns.column_keys.shape[0], 0
+    vectors = torch.cat([*rows.parts, u.new_zeros(width - N, u.shape[1])])
+    exclude = columns.exclude
+    for first in range(0, B, size):
+        last = min(first + size, B)
+        end = int(stops[last - 1])
+        some = u[start:end]
+        scores = multiply(some, vectors.t())
+        if own is not None:
+            scores[:, N] = torch.linalg.vecdot(some, own[start:end])
+        softmax_rows(
+            scores.numpy(),
+            array(rows.log_weights[start:end]),
+            array(stops[first:last] - start),
+            array(columns.log_q),
+            array(columns.row_keys[first:last]),
+            array(columns.column_keys),
+            np.empty((0, 0), dtype=np.bool_) if exclude is None else array(exclude[first:last]),
+            array(columns.own_log_q[first:last]),
+            -1 if columns.own is None else columns.own + first,
+            array(rows.scale[first:last]),
+            losses[first:last].numpy(),
+            gradients.log_weights[start:end].numpy(),
+        )
+        if len(gradients.users):
+            users = gradients.users[start:end].copy_(multiply(scores, vectors))
+            at = 0
+            for part, found in zip(rows.parts, gradients.columns, strict=True):
+                if len(found):
+                    added = multiply(scores[:, at : at + len(part)].t(), some)
+                    found.copy_(added) if first == 0 else found.add_(added)
+                at += len(part)
+            if own is not None and gradients.own is not None:
+                pull = scores[:, N].unsqueeze(1)
+                users.addcmul_(own[start:end], pull)
+                torch.mul(some, pull, out=gradients.own[start:end])
+        start = end
 
 
 def _plain_blocks(

@@ -63,7 +63,7 @@ def blocks(
             for k in range(d):
                 total += some[p, k] * own_rows[start + p, k]
             scores[p, N] = total
-        _softmax_rows(
+        softmax_rows(
             scores, log_weights[start:end], stops[first:last] - start, log_q, row_keys[first:last],
             column_keys, exclude[first:last], own_log_q[first:last],
             own + first if own >= 0 else -1, scale[first:last], losses[first:last],
@@ -87,7 +87,7 @@ def blocks(
 
 
 @compiled_reordered
-def _softmax_rows(
+def softmax_rows(
     block: Array,
     log_weights: Array,
     stops: Array,

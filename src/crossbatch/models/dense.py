@@ -2,20 +2,29 @@
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
+
+from crossbatch.kernels.products import linear
 
 
-def dense_layer(in_features: int, out_features: int) -> nn.Linear:
+class Dense(nn.Linear):
+    """`nn.Linear` with a bias, multiplied by the faster of torch's two libraries."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 (as there)
+        return linear(x, self.weight, self.bias)
+
+
+def dense_layer(in_features: int, out_features: int) -> Dense:
     """A linear layer with weights in ±sqrt(6 / (in + out)) and biases of zero."""
-    layer = nn.Linear(in_features, out_features)
+    layer = Dense(in_features, out_features)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-def identity_layer(in_features: int, out_features: int) -> nn.Linear:
+def identity_layer(in_features: int, out_features: int) -> Dense:
     """A linear layer that begins by passing its input through, cut or filled up with zeros."""
-    layer = nn.Linear(in_features, out_features)
+    layer = Dense(in_features, out_features)
     nn.init.eye_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer

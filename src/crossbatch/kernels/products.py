@@ -1,0 +1,114 @@
+"""Matrix products and linear layers of float32, by the faster of the two libraries inside torch.
+
+torch multiplies float32 matrices with MKL, which uses AVX2 on processors that are not Intel's.
+oneDNN, which torch contains for other purposes, uses all that a processor has: on AMD processors
+with AVX-512 it needs less than half the time, in the same precision.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from crossbatch.kernels.compiler import check_device
+
+PROCESSOR = Path("/proc/cpuinfo")
+FEWEST_MULTIPLICATIONS = 1 << 22  # below, calling oneDNN takes as long as it saves
+# oneDNN compiles a product anew for every shape, which takes as long as a small product. So that
+# shapes return from batch to batch, sizes are cut to a multiple, and MKL multiplies the rest.
+MULTIPLE = 16
+
+
+def definition(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """As `linear`."""
+    return functional.linear(x, weight, bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A linear layer: x `[*, k]` times the transpose of weight `[n, k]`, plus bias `[n]`."""
+    check_device(x, weight, bias)
+    if not worth_it(x.numel() // max(x.shape[-1], 1), *weight.shape, x, weight, bias):
+        return definition(x, weight, bias)
+    found: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return found
+
+
+def worth_it(m: int, n: int, k: int, *tensors: Tensor) -> bool:
+    """Whether oneDNN takes less time for a product of m · n · k multiplications of these tensors.
+
+    Under `torch.compile`, `torch.export` and autocast the definition is what counts.
+    """
+    # Under torch.export sizes may be symbols, which must not be compared with numbers.
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    if m * n * k < FEWEST_MULTIPLICATIONS or not has_faster_library():
+        return False
+    return all(tensor.dtype == torch.float32 and tensor.is_cpu for tensor in tensors)
+
+
+@cache
+def has_faster_library() -> bool:
+    """Whether this is a processor on which oneDNN is the faster one, and torch has it."""
+    try:
+        about = PROCESSOR.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # another system than Linux
+        return False
+    if "AuthenticAMD" not in about or " avx512f " not in about:
+        return False
+    eye = torch.eye(MULTIPLE)
+    try:
+        return torch.equal(_onednn(eye, eye), eye)
+    except (AttributeError, RuntimeError):  # torch was built without it, or calls it by other names
+        return False
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """`a` `[m, k]` times `b` `[k, n]`, either of them transposed or not. No gradient."""
+    (m, k), n = a.shape, b.shape[1]
+    rows, inner = m - m % MULTIPLE, k - k % MULTIPLE
+    if not rows or not inner or n % MULTIPLE or not worth_it(m, n, k, a, b):
+        return torch.mm(a, b)
+    if inner != k:
+        return _onednn_rows(a[:, :inner], b[:inner], rows).addmm_(a[:, inner:], b[inner:])
+    return _onednn_rows(a, b, rows)
+
+
+def _onednn_rows(a: Tensor, b: Tensor, rows: int) -> Tensor:
+    """A product whose first `rows` rows are computed by oneDNN."""
+    if not (b.is_contiguous() or b.t().is_contiguous()):
+        b = b.contiguous()  # with gaps between its rows it would take a thousand times as long
+    if rows == len(a):
+        return _onednn(a, b)
+    return torch.cat([_onednn(a[:rows], b), torch.mm(a[rows:], b)])
+
+
+def _onednn(a: Tensor, b: Tensor) -> Tensor:
+    # A linear layer as torch's own compiler calls it: a [m, k], its weight [n, k], no bias.
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
+    return found
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        found = multiply(x.reshape(-1, x.shape[-1]), weight.t()).add_(bias)
+        return found.view(*x.shape[:-1], len(bias))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        # With create_graph=True the gradient has a gradient itself, which `mm` has.
+        product = torch.mm if torch.is_grad_enabled() else multiply
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        g = grad.reshape(-1, grad.shape[-1])  # [m, n]
+        return (
+            product(g, weight).view(x.shape) if of_x else None,
+            product(g.t(), x.reshape(-1, x.shape[-1])) if of_weight else None,
+            g.sum(dim=0) if of_bias else None,
+        )
