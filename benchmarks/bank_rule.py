@@ -2,12 +2,13 @@
 
     python benchmarks/bank_rule.py results/bank/book-1m.json results/bank/beauty.json …
 
-A cell of the map (`bank_map.py`) is a data set, a tower and a batch size. A bank *pays* in a cell
-if it gains more than `NOISE` of validation recall@50 over in-batch negatives with as many samples.
-The rule wants items that are rows of a table, at least as many equally likely ones, 1/Σq², as the
-bank has rows, so that it hardly holds one twice, and a small batch. For each data set the largest
-batch is the one that makes the fewest mistakes on the *other* data sets; its cells then show what
-the rule would have chosen, beside the best choice by hand, which is the best on validation users.
+A cell of the map (`bank_map.py`) is a data set, a tower, a number of samples and a batch size. A
+bank *pays* in a cell if it gains more than `NOISE` of validation recall@50 over in-batch negatives
+with as many samples. The rule wants items that are rows of a table, at least as many equally likely
+ones, 1/Σq², as the bank has rows, so that it hardly holds one twice, and a small batch. For each
+data set the largest batch is the one that makes the fewest mistakes on the *other* data sets; its
+cells then show what the rule would have chosen, beside the best choice by hand, which is the best
+on validation users.
 The metrics shown are of test users.
 """
 
@@ -27,10 +28,11 @@ IN_BATCH, BANK = "in-batch", "deferred"
 
 
 class Cell(NamedTuple):
-    """One data set, tower and batch size, with the quality of each kind of negatives."""
+    """A data set, tower, number of samples and batch size: quality of each kind of negatives."""
 
     data: str
     tower: str
+    samples: int
     batch: int
     likely_items: float  # 1/Σq² of the data set
     rules: dict[str, dict[str, Any]]
@@ -78,12 +80,12 @@ def read_cells(paths: list[Path]) -> list[Cell]:
         document = json.loads(path.read_text(encoding="utf-8"))
         groups: dict[tuple[str, int, int], dict[str, dict[str, Any]]] = {}
         for cell in measured_cells(document["runs"]):
-            if cell["size"] in (0, SIZE):
-                key = (cell["tower"], cell["samples"], cell["batch"])
-                groups.setdefault(key, {})[cell["rule"]] = cell
-        for (tower, _, batch), rules in groups.items():
+            rules = groups.setdefault((cell["tower"], cell["samples"], cell["batch"]), {})
+            if cell["size"] == SIZE or cell["rule"] not in rules:  # of several banks, that size
+                rules[cell["rule"]] = cell
+        for key, rules in groups.items():
             if {IN_BATCH, BANK} <= rules.keys():
-                found.append(Cell(path.stem, tower, batch, document["likely_items"], rules))
+                found.append(Cell(path.stem, *key, document["likely_items"], rules))
     return found
 
 
@@ -110,13 +112,14 @@ def main() -> None:
     parser.add_argument("maps", type=Path, nargs="+")
     cells = read_cells(parser.parse_args().maps)
     print("limits from all data sets:", fit(cells))
-    print("| data | tower | batch | bank's gain | rule chooses | best by hand | lost, recall@50 |")
-    print("|---|---|---|---|---|---|---|")
+    print("| data | tower | samples | batch | bank's gain | rule chooses | best by hand | lost |")
+    print("|---|---|---|---|---|---|---|---|")
     for cell, limits in judged(cells):
         choice = limits.choose(cell)
         lost = cell.test(choice, "recall@50") / cell.test(cell.best, "recall@50") - 1
         print(
-            f"| {cell.data} | {cell.tower} | {cell.batch} | {cell.gain:+.1%} | {choice} | "
+            f"| {cell.data} | {cell.tower} | {cell.samples:,} | {cell.batch} | {cell.gain:+.1%} | "
+            f"{choice} | "
             f"{cell.best} | {lost:+.1%} |"
         )
 

@@ -392,12 +392,14 @@ def _has_larger_batch(cells: Rows, cell: dict[str, Any]) -> bool:
 def bank_rule(*names: str) -> str:
     """What the rule of `auto` chooses in each cell, its limits being those of the other data."""
     cells = read_cells([RESULTS / "bank" / f"{name}.json" for name in names])
-    heads = ["data", "tower", "batch", "equally likely items", "bank's gain on validation users"]
+    heads = ["data", "tower", "samples", "batch", "equally likely items"]
+    heads += ["bank's gain on validation users"]
     heads += ["rule of the other data", "best by hand", "lost, recall@50", "lost, NDCG@50"]
     lines = []
     for cell, limits in judged(cells):
         choice = limits.choose(cell)
-        line = [DATA[cell.data], cell.tower, str(cell.batch), f"{cell.likely_items:,.0f}"]
+        line = [DATA[cell.data], cell.tower, f"{cell.samples // 1000:,} k", str(cell.batch)]
+        line.append(f"{cell.likely_items:,.0f}")
         line += [_signed_percent(cell.gain), choice, cell.best]
         for metric in ("recall@50", "ndcg@50"):
             ratio = cell.test(choice, metric) / cell.test(cell.best, metric)
