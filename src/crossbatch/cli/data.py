@@ -112,6 +112,10 @@ def prepare(
         int | None, typer.Option(help="Most token ids of a text; default 64.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Default 1230, as ComiRec.")] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(help="Training sequences in so many parts, read one after the other."),
+    ] = None,
     growing: Annotated[
         bool, typer.Option("--growing", help="Keep what --append needs to add days later.")
     ] = False,
