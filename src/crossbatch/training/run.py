@@ -121,7 +121,7 @@ class Plan:
         chosen |= {START: sealed(self.start.record())} if self.start else {}
         about = {
             "dataset": {
-                "path": str(self.dataset.path.resolve()),
+                "path": self.dataset.place,
                 "checksum": self.dataset.manifest["checksum"],
             },
             OWN_MODEL: self.own_model,

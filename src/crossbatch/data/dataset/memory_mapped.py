@@ -21,13 +21,13 @@ from crossbatch.data.dataset.manifest import (
     check_shard,
     read_manifest,
 )
-from crossbatch.data.dataset.shard_files import ShardFiles
+from crossbatch.data.dataset.shard_files import FetchedShards, ShardFiles
 from crossbatch.data.dataset.shards import FOLDER as SHARDS
 from crossbatch.data.dataset.shards import Shards
 from crossbatch.data.dataset.short_users import with_short_users
 from crossbatch.data.dataset.string_table import KeyIndex, StringTable, sorted_hashes
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.remote import local_path
+from crossbatch.remote import is_url, local_path, normal_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -58,6 +58,7 @@ class Dataset:
     """
 
     def __init__(self, path: Path | str) -> None:
+        self.url = normal_url(path) if is_url(path) else None
         self.path = local_path(path)
         self.manifest: dict[str, Any] = read_manifest(self.path)
         try:
@@ -91,7 +92,14 @@ class Dataset:
             self.stored_laws["interaction_law"] = self._load("interaction_law")
             self._laws[Draw(sample_by="interaction")] = self.stored_laws["interaction_law"]
             files = ShardFiles(self.path, self._files, self._check_shard)
+            if self.url is not None:
+                files = FetchedShards(self.path, self._files, self._check_shard, self.url)
             self.shards = Shards(files, self.manifest["shards"], self._laws, self._files)
+
+    @property
+    def place(self) -> str:
+        """Where it can be opened again: its absolute path, or its URL in an object store."""
+        return self.url or str(self.path.resolve())
 
     def __repr__(self) -> str:
         held_out = ", ".join(f"{self.num_eval_users(name):,} {name}" for name in SPLIT_NAMES)
