@@ -82,6 +82,21 @@ def test_two_shards_at_a_time(memory: Any, cache: Path, tmp_path: Path) -> None:
     assert len(shards_in(cache)) <= 2
 
 
+def test_several_iterators_share_the_two_shards(memory: Any, cache: Path) -> None:
+    """Choosing a sampler draws some batches before training does, with seeds of its own."""
+    remote = made("memory://shop/data")
+    streams = [remote.batches(16, seed=seed, sample_by="interaction") for seed in range(4)]
+    fresh = [remote.batches(16, seed=seed, sample_by="interaction") for seed in range(4)]
+    drawn: list[list[Any]] = [[], [], [], []]
+    for _ in range(30):
+        for stream, own in zip(streams, drawn, strict=True):
+            own.append(next(stream))
+            settle(remote)
+            assert len(shards_in(cache)) <= 2
+    for stream, own in zip(fresh, drawn, strict=True):  # one after the other
+        assert all(map(same, own, islice(stream, 30)))
+
+
 def test_a_bound_of_bytes(memory: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = made("memory://shop/data")
     sizes = {name: len(memory.cat(f"/shop/data/{name}")) for name in remote.manifest["files"]}

@@ -7,12 +7,13 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossbatch.data import Dataset, PrepareOptions, describe, open_dataset, prepare
+from crossbatch.data import Dataset, PrepareOptions, Source, describe, open_dataset, prepare
 from crossbatch.data.dataset.describe import plot
 from crossbatch.data.dataset.shards import EVENT_BITS, visits
 from crossbatch.errors import ConfigError, DataError
@@ -195,6 +196,27 @@ def test_a_batch_larger_than_a_shard(both: tuple[Dataset, Dataset]) -> None:
         parts.samples()
 
 
+def test_a_shard_without_targets_is_passed_over(tmp_path: Path) -> None:
+    """Half of the users have events of weight 0 alone: histories without a target."""
+    rows = [(f"u{n % 8}", f"i{n % 5}", n, float(n % 8 < 4)) for n in range(80)]
+
+    def batches(_tally: object) -> Any:
+        yield pl.DataFrame(rows, schema=["user", "item", "time", "weight"], orient="row")
+
+    source = Source("test", (), batches, time_unit="s", event_columns=("weight",))
+    options = PrepareOptions(**LOOSE, split="time", valid_share=0.1, test_share=0.1, shards=8)
+    prepare(source, tmp_path / "parts", options)
+    dataset = open_dataset(tmp_path / "parts")
+    dataset.verify()
+    empty = [part for part in dataset.manifest["shards"]["parts"] if not part["samples"]]
+    assert len(empty) == 4
+    for sample_by in ("user", "interaction"):
+        for history in (1, 2):
+            drawn = islice(dataset.batches(1, seed=0, sample_by=sample_by, min_history=history), 60)
+            users = {int(batch.user_ids) for batch in drawn}
+            assert sorted(dataset.user_keys(users)) == ["u0", "u1", "u2", "u3"]
+
+
 @pytest.mark.parametrize("damage", ["removed", "truncated", "changed"])
 def test_a_damaged_shard_is_found(tmp_path: Path, damage: str) -> None:
     rows = [(f"u{n % 30}", f"i{n % 7}", n) for n in range(300)]
@@ -235,5 +257,5 @@ def test_a_shard_that_contradicts_its_dataset(tmp_path: Path) -> None:
             open_dataset(place)
     empty = {"users": 0, "interactions": 0, "samples": 0, "weight": 0}
     write_manifest(place, kept | {"shards": {"last_training_time": 1, "parts": [empty]}})
-    with pytest.raises(DataError, match="has empty shards"):
+    with pytest.raises(DataError, match="has shards without samples"):
         open_dataset(place)

@@ -97,6 +97,9 @@ class FetchedShards(ShardFiles):
 
     def keep(self, *numbers: int) -> None:
         """Remove other shards, unless another process uses them."""
+        if self._ahead is not None and self._ahead.number not in numbers:
+            self._ahead.join()  # it would leave one shard more in the cache
+            self._ahead = None
         names = {shard_name(number).rpartition("/")[2] for number in numbers}
         place = self.folder / FOLDER
         for path in place.iterdir() if place.is_dir() else ():

@@ -147,8 +147,8 @@ class Shards:
             shares = [part["users" if draw.sample_by == "user" else "weight"] for part in self]
             users = [part["users"] for part in self]
             samples = sum(part["samples"] for part in self)
-            if not (shares and min(*shares, *users, samples, 1) > 0):
-                raise DataError(f"{files.folder} has empty shards: prepare it again")
+            if not shares or min(*shares, *users) < 0 or sum(shares) < 1 or samples < 1:
+                raise DataError(f"{files.folder} has shards without samples: prepare it again")
             self._totals[draw] = Totals(shares, users, samples, law)
 
     def __len__(self) -> int:
