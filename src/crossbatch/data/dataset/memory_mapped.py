@@ -15,6 +15,7 @@ from crossbatch.data.dataset.arrays import map_array, range_positions
 from crossbatch.data.dataset.batches import Batch, EvalBatch, eval_batches, training_batches
 from crossbatch.data.dataset.events import Draw, Events, Training, no_samples, read_events
 from crossbatch.data.dataset.features import Feature, encode_table, read_encoders, read_features
+from crossbatch.data.dataset.keys import Keys
 from crossbatch.data.dataset.manifest import (
     check_consistency,
     check_listed,
@@ -25,12 +26,11 @@ from crossbatch.data.dataset.shard_files import FetchedShards, ShardFiles
 from crossbatch.data.dataset.shards import FOLDER as SHARDS
 from crossbatch.data.dataset.shards import Shards
 from crossbatch.data.dataset.short_users import with_short_users
-from crossbatch.data.dataset.string_table import KeyIndex, StringTable, sorted_hashes
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.remote import is_url, local_path, normal_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import polars as pl
@@ -47,7 +47,7 @@ def open_dataset(path: Path | str) -> Dataset:
     return Dataset(path)
 
 
-class Dataset:
+class Dataset(Keys):
     """A dataset folder.  Item ids are 1 … `num_items`, 0 is padding; user ids start at 0.
 
     Args:
@@ -328,37 +328,6 @@ class Dataset:
         """Encode new users with the dataset's vocabularies and statistics: one row a user."""
         return encode_table(read_encoders(self.path / "features/users"), table)
 
-    def item_keys(self, ids: Iterable[int]) -> list[str]:
-        """Return the items' ids in the source; the padding's is empty."""
-        return self._item_keys.take(ids)
-
-    def item_titles(self, ids: Iterable[int]) -> list[str]:
-        """Return the items' titles, their keys where there is none."""
-        ids = [int(item) for item in ids]
-        keys = self.item_keys(ids)
-        if self.title_table is None:
-            return keys
-        titles = self.title_table.take(ids)
-        return [title or key for title, key in zip(titles, keys, strict=True)]
-
-    @cached_property
-    def title_table(self) -> StringTable | None:
-        """The titles as stored, if the source had any."""
-        there = (self.path / "item_titles.bytes.npy").is_file()
-        return StringTable(self.path, "item_titles") if there else None
-
-    def item_ids(self, keys: Sequence[str]) -> np.ndarray:
-        """Return the ids of items by their keys in the source, 0 where unknown.  int64."""
-        return self._item_index.find([str(key) for key in keys]).clip(min=0)
-
-    def user_keys(self, ids: Iterable[int]) -> list[str]:
-        """Return the users' ids in the source."""
-        return self._user_keys.take(ids)
-
-    def user_ids(self, keys: Sequence[str]) -> np.ndarray:
-        """Return the ids of users by their keys in the source, −1 where unknown.  int64."""
-        return self._user_index.find([str(key) for key in keys])
-
     def verify(self, *, shards: bool = True) -> None:
         """Check every file, and that the arrays fit together.
 
@@ -403,22 +372,6 @@ class Dataset:
             raise ConfigError(f"split must be one of {', '.join(SPLIT_NAMES)}, got {split!r}")
         users, cuts, ends = (self._load(f"{split}_{name}") for name in ("users", "cuts", "ends"))
         return users, cuts, ends
-
-    @cached_property
-    def _item_keys(self) -> StringTable:
-        return StringTable(self.path, "item_keys")
-
-    @cached_property
-    def _user_keys(self) -> StringTable:
-        return StringTable(self.path, "user_keys")
-
-    @cached_property
-    def _item_index(self) -> KeyIndex:
-        return KeyIndex(self._item_keys, *sorted_hashes(self._item_keys.tolist(), first=1))
-
-    @cached_property
-    def _user_index(self) -> KeyIndex:
-        return KeyIndex(self._user_keys, *sorted_hashes(self._user_keys.tolist()))
 
     def _load(self, name: str) -> np.ndarray:
         return map_array(self.path / f"{name}.npy")
