@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from crossbatch.data import Dataset
@@ -66,3 +66,40 @@ def prepared_earlier() -> Callable[[Dataset, Path, int], Dataset]:
         return open_dataset(folder)
 
     return write
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    """The object store in memory of fsspec."""
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    yield store
+    store.rm("/", recursive=True)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A bucket of an S3 server on this machine, spoken to over HTTP."""
+    import fsspec
+
+    server_module = pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in (
+        ("AWS_ENDPOINT_URL", f"http://{host}:{port}"),
+        ("AWS_ACCESS_KEY_ID", "test"),
+        ("AWS_SECRET_ACCESS_KEY", "test"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(name, value)
+    store_class = fsspec.get_filesystem_class("s3")
+    store_class.clear_instance_cache()  # an earlier one has another address
+    store = fsspec.filesystem("s3")
+    store.mkdir("shop")
+    yield store
+    store.rm("shop", recursive=True)  # the next server of this process would have it
+    store_class.clear_instance_cache()
+    server.stop()

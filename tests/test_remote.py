@@ -6,13 +6,12 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import numpy as np
 import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from crossbatch import remote
+from crossbatch import cache as local_cache
 from crossbatch.cli import app
 from crossbatch.data import PrepareOptions, ReadOptions, append, open_dataset, open_source, prepare
 from crossbatch.errors import ConfigError, DataError
@@ -20,7 +19,6 @@ from crossbatch.files import atomic_file, atomic_folder, check_target, files_bel
 from crossbatch.remote import is_url, local_path, remote_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 SMALL = PrepareOptions(min_item_count=1, min_user_count=1, split="leave_last_out", growing=True)
@@ -28,15 +26,8 @@ SMALL = PrepareOptions(min_item_count=1, min_user_count=1, split="leave_last_out
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(remote.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(local_cache.CACHE, str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-@pytest.fixture
-def memory() -> Iterator[Any]:
-    store = fsspec.filesystem("memory")
-    yield store
-    store.rm("/", recursive=True)
 
 
 def log(days: range) -> pl.DataFrame:
@@ -207,30 +198,6 @@ def test_mistakes_are_named(memory: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     answer = CliRunner().invoke(app, ["train", "--data", "memory://nothing", "--out", "run"])
     assert isinstance(answer.exception, DataError)
     assert str(answer.exception) == "memory://nothing does not exist"
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A bucket of an S3 server on this machine, spoken to over HTTP."""
-    server_module = pytest.importorskip("moto.server")
-    pytest.importorskip("s3fs")
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in (
-        ("AWS_ENDPOINT_URL", f"http://{host}:{port}"),
-        ("AWS_ACCESS_KEY_ID", "test"),
-        ("AWS_SECRET_ACCESS_KEY", "test"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-    ):
-        monkeypatch.setenv(name, value)
-    store_class = fsspec.get_filesystem_class("s3")
-    store_class.clear_instance_cache()  # an earlier one has another address
-    store = fsspec.filesystem("s3")
-    store.mkdir("shop")
-    yield store
-    store_class.clear_instance_cache()
-    server.stop()
 
 
 def test_from_a_log_to_recommendations_in_s3(bucket: Any, tmp_path: Path, cache: Path) -> None:

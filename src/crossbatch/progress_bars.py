@@ -13,11 +13,15 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bars(*, quiet: bool) -> Iterator[Progress]:
-    """Show one progress bar per stage on a terminal, and nothing elsewhere."""
+    """Show one progress bar per stage on a terminal, and nothing elsewhere.
+
+    What is fetched from object stores meanwhile is a stage, too.
+    """
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
     from crossbatch.printing import console
+    from crossbatch.remote import reporting
 
     screen = console(stderr=True)
     if quiet or not screen.is_terminal:
@@ -35,4 +39,5 @@ def progress_bars(*, quiet: bool) -> Iterator[Progress]:
             note = f"{done:,}" if total is None and done else ""
             bars.update(tasks[stage], completed=done, total=total, note=note)
 
-        yield report
+        with reporting(report):
+            yield report

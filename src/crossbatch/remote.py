@@ -13,12 +13,14 @@ installed for them (extra `cloud`) takes credentials from the places that each s
 from __future__ import annotations
 
 import hashlib
-import os
 import re
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crossbatch.cache import cache_folder, hold, make_room
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import (
     atomic_folder,
@@ -30,24 +32,20 @@ from crossbatch.files import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 URL = re.compile(r"^([a-z][a-z0-9+.-]+):/{1,2}(?=[^/])")  # a `Path` keeps one of the two slashes
 MANIFESTS = ("manifest.json", "bundle.json")  # of datasets and bundles
+SHARDS = "shards/"  # of a dataset, which are fetched one by one
 MAGIC = re.compile(r"[*?\[]")
-CACHE = "CROSSBATCH_CACHE"
+
+Progress = Callable[[str, int, int | None], None]
+_progress: ContextVar[Progress] = ContextVar("progress", default=lambda *_: None)
 
 
 def is_url(path: Path | str) -> bool:
     """Whether a path is that of an object store, such as `s3://bucket/folder`."""
     return URL.match(str(path)) is not None
-
-
-def cache_folder() -> Path:
-    """Where copies are kept: `$CROSSBATCH_CACHE`, or `crossbatch` in the user's cache folder."""
-    if own := os.environ.get(CACHE):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "crossbatch"
 
 
 # --- from a URL to a path ---
@@ -65,7 +63,7 @@ def local_path(path: Path | str) -> Path:
     """
     if not is_url(path):
         return Path(path)
-    url = _normal(path)
+    url = normal_url(path)
     store, place = _opened(url)
     with _store_errors(url, "read"):
         for name in MANIFESTS:
@@ -74,29 +72,78 @@ def local_path(path: Path | str) -> Path:
         return _fetch_files(store, place, url)
 
 
+def fetch_part(url: str, folder: Path, part: str, files: Mapping[str, str]) -> None:
+    """Copy a part of a dataset that `local_path` left in the store, and hold it.
+
+    Args:
+        url: The dataset.
+        folder: Its copy.
+        part: The folder of the part within it, such as `shards/0003`.
+        files: Checksums of the files of the part, by their names in the dataset.
+
+    Raises:
+        DataError: If they are not there, or damaged.
+    """
+    store, place = _opened(url)
+    target = folder / part
+    while not hold(target):
+        with _store_errors(url, "read"):
+            sizes = {name: int(store.size(f"{place}/{name}")) for name in files}
+            with _cached(target) as work, _fetching(sizes, f"{url}/{part}") as fetch:
+                for name, checksum in files.items():
+                    path = listed_file(work, name.removeprefix(f"{part}/"))
+                    if path is None:
+                        raise DataError(f"{url} lists {name!r}, which is not in the folder")
+                    fetch(store, f"{place}/{name}", name, path)
+                    _compare(path, checksum, f"{url}/{name}", MANIFESTS[0])
+
+
 def _fetch_listed(store: Any, place: str, url: str, manifest: str) -> Path:
-    """Copy a dataset or a bundle; its manifest has the checksums of its files."""
+    """Copy a dataset or a bundle; its manifest has the checksums of its files.
+
+    The shards of a dataset stay in the store: `fetch_part` copies one when it is needed.
+    """
     content: bytes = store.cat_file(f"{place}/{manifest}")
-    target = cache_folder() / hashlib.sha256(content).hexdigest()[:32] / place.rpartition("/")[2]
+    entry = cache_folder() / hashlib.sha256(content).hexdigest()[:32]
+    target = entry / place.rpartition("/")[2]
+    while True:
+        entry.mkdir(parents=True, exist_ok=True)
+        if hold(entry):
+            break
     if target.is_dir():
         return target
     with _cached(target, manifest) as folder:
         (folder / manifest).write_bytes(content)
-        files = read_document(folder / manifest, "write it to the store again").get("files")
+        document = read_document(folder / manifest, "write it to the store again")
+        files = document.get("files")
         if not isinstance(files, dict):
             raise DataError(f"{url}/{manifest} lists no files: write it to the store again")
-        for name, entry in files.items():
-            path = listed_file(folder, name)
+        if "shards" in document:
+            files = {name: each for name, each in files.items() if not name.startswith(SHARDS)}
+        paths = {name: listed_file(folder, name) for name in files}
+        for name, path in paths.items():
             if path is None:
                 raise DataError(f"{url}/{manifest} lists {name!r}, which is not in the folder")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            store.get_file(f"{place}/{name}", str(path))
-            if file_checksum(path) != (entry["sha256"] if isinstance(entry, dict) else entry):
-                raise DataError(
-                    f"{url}/{name} is not the file that {manifest} describes: write the folder to "
-                    "the store again"
-                )
+        found = {
+            name.removeprefix(f"{place}/").lstrip("/"): int(info["size"])
+            for name, info in store.find(place, detail=True).items()
+        }
+        sizes = {name: found.get(name, 0) for name in files}
+        with _fetching(sizes, url) as fetch:
+            for name, path in paths.items():
+                assert path is not None
+                fetch(store, f"{place}/{name}", name, path)
+                entry_of = files[name]
+                checksum = entry_of["sha256"] if isinstance(entry_of, dict) else entry_of
+                _compare(path, checksum, f"{url}/{name}", manifest)
     return target
+
+
+def _compare(path: Path, checksum: object, name: str, manifest: str) -> None:
+    if file_checksum(path) != checksum:
+        raise DataError(
+            f"{name} is not the file that {manifest} describes: write the folder to the store again"
+        )
 
 
 def _fetch_files(store: Any, place: str, url: str) -> Path:
@@ -112,15 +159,15 @@ def _fetch_files(store: Any, place: str, url: str) -> Path:
     facts = sorted((name, str(sorted(info.items(), key=str))) for name, info in found.items())
     key = hashlib.sha256(repr([url, facts]).encode()).hexdigest()[:32]
     target = cache_folder() / key
-    if not target.is_dir():
-        with _cached(target) as folder:
-            for name, info in found.items():
+    while not hold(target):
+        sizes = {name: int(info["size"]) for name, info in found.items()}
+        with _cached(target) as folder, _fetching(sizes, url) as fetch:
+            for name, size in sizes.items():
                 path = listed_file(folder, name.strip("/"))
                 if path is None:
                     raise DataError(f"{url} has an object {name!r}, which is no file name")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                store.get_file(name, str(path))
-                if path.stat().st_size != info["size"]:
+                fetch(store, name, name, path)
+                if path.stat().st_size != size:
                     raise DataError(f"{name} was cut short or changed meanwhile: try again")
     return target / place.strip("/")
 
@@ -137,12 +184,50 @@ def _cached(target: Path, marker: str = "") -> Iterator[Path]:
             raise
 
 
+Fetch = Callable[[Any, str, str, Path], None]
+"""`fetch(store, place, name, path)`: copy the object at a place to a path."""
+
+
+@contextmanager
+def _fetching(sizes: Mapping[str, int], what: str) -> Iterator[Fetch]:
+    """Make room for files of these sizes, and yield what copies them and reports how far it is."""
+    total, report, done = sum(sizes.values()), _progress.get(), 0
+    make_room(total, what)
+
+    def fetch(store: Any, place: str, name: str, path: Path) -> None:
+        from fsspec.callbacks import Callback
+
+        nonlocal done
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = done
+
+        class Reported(Callback):  # type: ignore[misc]
+            def call(self, *_: object, **__: object) -> None:
+                report("fetching", min(before + self.value, total), total)
+
+        store.get_file(place, str(path), callback=Reported())
+        done = before + sizes[name]
+        report("fetching", done, total)
+
+    yield fetch
+
+
+@contextmanager
+def reporting(progress: Progress) -> Iterator[None]:
+    """Report what is fetched in the body: `progress("fetching", bytes done, bytes in all)`."""
+    token = _progress.set(progress)
+    try:
+        yield
+    finally:
+        _progress.reset(token)
+
+
 # --- from a folder to a URL ---
 
 
 def check_remote(url: Path | str, *, overwrite: bool, marker: str) -> None:
     """Raise `DataError` unless `remote_folder` may write to a URL."""
-    url = _normal(url)
+    url = normal_url(url)
     store, place = _opened(url)
     with _store_errors(url, "read"):
         there = store.exists(place) and bool(store.find(place))
@@ -164,7 +249,7 @@ def remote_folder(
     A store has no rename, so the marker is uploaded last: without it, nothing counts as a dataset
     or a bundle. A folder that is replaced loses its marker first.
     """
-    url = _normal(url)
+    url = normal_url(url)
     check_remote(url, overwrite=overwrite, marker=marker)
     store, place = _opened(url)
     cache_folder().mkdir(parents=True, exist_ok=True)
@@ -194,7 +279,7 @@ def remote_folder(
 # --- stores ---
 
 
-def _normal(path: Path | str) -> str:
+def normal_url(path: Path | str) -> str:
     """The URL with two slashes, and without one at its end."""
     return URL.sub(r"\1://", str(path)).rstrip("/")
 

@@ -58,6 +58,10 @@ def test_other_benchmarks_run(script, tmp_path):
     assert run(script, *words)
 
 
+def test_batches_of_shards_are_measured():
+    assert "| 4 shards |" in run("data_batches", "--shards", 4)
+
+
 def test_baselines_are_measured_on_a_dataset(tmp_path):
     prepare(synthetic_source(SynthOptions(users=300, items=100, interactions=4000)), tmp_path / "d")
     command = [sys.executable, str(BENCHMARKS / "baselines.py"), str(tmp_path / "d")]

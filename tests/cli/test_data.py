@@ -126,3 +126,15 @@ def test_mistakes_are_the_users_own_errors(
     with pytest.raises(error, match=message):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert not (tmp_path / "x").exists()
+
+
+def test_a_dataset_in_shards_is_described(tmp_path: Path) -> None:
+    run("synth", "--raw", tmp_path / "raw", *SMALL)
+    facts = {}
+    for name, more in (("whole", ()), ("parts", ("--shards", "3"))):
+        run("prepare", tmp_path / "raw", "--out", tmp_path / name, "--quiet", *more)
+        facts[name] = json.loads(run("data", "describe", tmp_path / name, "--json", "--verify"))
+    assert facts["parts"] == facts["whole"]
+    assert sorted(path.name for path in (tmp_path / "parts/shards").iterdir()) == [
+        *("0000", "0001", "0002")
+    ]

@@ -13,7 +13,7 @@ from crossbatch.cli import app
 COMMANDS = {
     "prepare": ("nothing --out new", "crossbatch.data.readers.open_source"),
     "synth": ("--out new --seed -1", "crossbatch.data.prepare.prepare"),
-    "data describe": ("nothing", "crossbatch.data.dataset.memory_mapped.open_dataset"),
+    "data describe": ("nothing", "crossbatch.data.open_dataset"),
     "train": ("nothing.toml --data nothing --out new", "crossbatch.config.Recipe"),
     "tune": ("nothing.toml --data nothing --out new", "crossbatch.config.Recipe"),
     "evaluate": ("nothing", "crossbatch.evaluation.runs.evaluate_runs"),
@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": ("nothing", "crossbatch.serving.server.run.serve"),
     "reproduce": ("table1 --data nothing --out new", "crossbatch.data.open_dataset"),
     "report": ("nothing", "crossbatch.reports.runs.read_runs"),
+    "cache": ("--json=yes", "crossbatch.cache.entries"),
     "doctor": ("--json=yes", "crossbatch.cli.doctor.examine"),
     "demo": ("--json=yes", "crossbatch.data.synthetic.write_raw"),
     "init": ("nowhere/new.toml", "crossbatch.files.write_file"),

@@ -328,3 +328,9 @@ def test_the_version_is_that_of_the_package():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert printed.stdout.strip() == version("crossbatch")
+
+
+def test_shards_are_refused(tmp_path):
+    model = Recommender(folder=tmp_path, prepare={"shards": 2})
+    with pytest.raises(ConfigError, match="shards = 2, but a Recommender keeps all histories"):
+        model.fit(pl.DataFrame({"user": ["u"] * 9, "item": ["i"] * 9, "time": range(9)}))

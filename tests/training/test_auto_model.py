@@ -151,7 +151,7 @@ def test_of_level_candidates_the_first_wins(values, wanted):
 
 @pytest.mark.parametrize(("interactions", "share"), [(399, 0.03), (400, 0.0)])
 def test_candidates_are_level_on_sparse_data_alone(interactions, share):
-    assert level_share(SimpleNamespace(items=range(interactions), num_items=10)) == share
+    assert level_share(SimpleNamespace(num_interactions=interactions, num_items=10)) == share
 
 
 @pytest.mark.parametrize("exclude", ["yes", "no"])

@@ -16,7 +16,18 @@ from typing import Annotated, NoReturn, TextIO, cast
 
 import typer
 
-from crossbatch.cli import bundles, data, doctor, recommend, report, reproduce, serve, start, train
+from crossbatch.cli import (
+    bundles,
+    cache,
+    data,
+    doctor,
+    recommend,
+    report,
+    reproduce,
+    serve,
+    start,
+    train,
+)
 from crossbatch.cli.terminal import FAILED, MISTAKE
 from crossbatch.errors import (
     ConfigError,
@@ -48,6 +59,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
     "reproduce": reproduce.reproduce,
     "report": report.report,
+    "cache": cache.cache,
     "doctor": doctor.doctor,
 }
 for name, command in COMMANDS.items():

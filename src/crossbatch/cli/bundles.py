@@ -114,8 +114,8 @@ def add(
     from crossbatch.serving.bundle.change_items import add_items
 
     table = _table(items, "ITEMS")
-    opened = open_bundle(bundle)
     with progress_bars(quiet=quiet) as progress:
+        opened = open_bundle(bundle)
         changed = add_items(
             opened, table, out, key=key, title=title, overwrite=overwrite, progress=progress
         )
@@ -152,8 +152,8 @@ def remove(
         if key not in table.columns:
             raise ConfigError(f"{file} has no column {key!r}: name it with --key")
         keys = [str(name) for name in table[key].to_list()]
-    opened = open_bundle(bundle)
     with progress_bars(quiet=quiet) as progress:
+        opened = open_bundle(bundle)
         changed = remove_items(opened, keys, out, overwrite=overwrite, progress=progress)
     if not quiet:
         typer.echo(f"{opened.num_items - changed.num_items:,} items removed")
@@ -185,8 +185,8 @@ def set_(
     from crossbatch.serving.bundle.filter_columns import set_columns
 
     table = _table(changes, "CHANGES")
-    opened = open_bundle(bundle)
     with progress_bars(quiet=quiet) as progress:
+        opened = open_bundle(bundle)
         changed = set_columns(
             opened,
             table,
@@ -228,8 +228,8 @@ def vectors(
 
     if (out is None) == (postgres is None):
         raise ConfigError("pass either --out FILE or --postgres ADDRESS")
-    recommender = open_recommender(source)
     with progress_bars(quiet=quiet) as progress:
+        recommender = open_recommender(source)
         if out is not None:
             written = write_vectors(recommender, out, overwrite=overwrite, progress=progress)
         else:

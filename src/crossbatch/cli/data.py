@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossbatch.cli.terminal import AsJson, DatasetOut, Overwrite, Quiet, progress_bars
+from crossbatch.cli.terminal import (
+    AsJson,
+    DatasetOut,
+    Overwrite,
+    Quiet,
+    opened_dataset,
+    progress_bars,
+)
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,6 +119,10 @@ def prepare(
         int | None, typer.Option(help="Most token ids of a text; default 64.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Default 1230, as ComiRec.")] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(help="Training sequences in so many parts, read one after the other."),
+    ] = None,
     growing: Annotated[
         bool, typer.Option("--growing", help="Keep what --append needs to add days later.")
     ] = False,
@@ -154,7 +165,8 @@ def prepare(
         clock=tuple(text for text in context or () if text in CLOCK),
         **{name: given[name] for name in LOG_OPTIONS},
     )
-    raw = _with_model(open_source(source, format_name, reading), text_model)
+    with progress_bars(quiet=quiet):  # of what is fetched from an object store
+        raw = _with_model(open_source(source, format_name, reading), text_model)
     raw = _with_vectors(_with_tokens(raw, tokenizer, max_tokens), item_vectors)
     if not quiet and format_name is None:
         typer.echo(f"reading {source} as {raw.format}")
@@ -224,9 +236,8 @@ def describe_command(
     Example: crossbatch data describe shop --picture shop.png
     """
     from crossbatch.data.dataset.describe import describe, plot
-    from crossbatch.data.dataset.memory_mapped import open_dataset
 
-    opened = open_dataset(dataset)
+    opened = opened_dataset(dataset, quiet=False)
     if verify:
         opened.verify()
     facts = describe(opened)

@@ -82,7 +82,8 @@ def recommend(
         return
     from crossbatch.serving.from_run import open_recommender
 
-    recommender = open_recommender(source, data=data)
+    with progress_bars(quiet=quiet):  # of what is fetched from an object store
+        recommender = open_recommender(source, data=data)
     if users is not None and out is not None:
         options = {"k": k, "exclude_seen": exclude_seen, "overwrite": overwrite, **limits}
         _many(recommender, users, out, options, quiet=quiet)

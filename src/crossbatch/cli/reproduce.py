@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crossbatch.cli.terminal import FAILED, INTERRUPTED, Overrides, Quiet
+from crossbatch.cli.terminal import FAILED, INTERRUPTED, Overrides, Quiet, opened_dataset
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,11 +76,8 @@ def reproduce(
     from crossbatch.reproduce.folder import GridFolder
     from crossbatch.reproduce.search import read_settings
 
-    dataset = None
-    if data is not None:
-        from crossbatch.data import open_dataset  # tables from records need no dataset
-
-        dataset = open_dataset(data)
+    # tables from records need no dataset
+    dataset = None if data is None else opened_dataset(data, quiet=quiet)
     base = _base_recipe(recipe, set_ or [])
     if 0 < budget < 1 and not base.train.max_steps:
         raise ConfigError(

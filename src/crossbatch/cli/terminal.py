@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from crossbatch.errors import ConfigError
 from crossbatch.progress_bars import progress_bars as progress_bars  # commands import it here
+
+if TYPE_CHECKING:
+    from crossbatch.data import Dataset
 
 FAILED = 1  # something failed, or `doctor` found a problem
 MISTAKE = 2  # the user can correct it: an option, a recipe, a file, a full disk
@@ -58,6 +61,14 @@ AllowCode = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+
+
+def opened_dataset(path: Path, *, quiet: bool) -> Dataset:
+    """Open a dataset; a progress bar shows how one in an object store is fetched."""
+    from crossbatch.data import open_dataset
+
+    with progress_bars(quiet=quiet):
+        return open_dataset(path)
 
 
 def the_recipe(argument: str | None, option: str | None) -> str | None:

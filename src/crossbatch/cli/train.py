@@ -20,6 +20,7 @@ from crossbatch.cli.terminal import (
     Quiet,
     RecipeArgument,
     RecipeOption,
+    opened_dataset,
     progress_bars,
     the_recipe,
 )
@@ -61,7 +62,6 @@ def train(
     Example: crossbatch train --data demo/dataset --out runs/first --set train.seed=1
     """
     from crossbatch.config import Recipe
-    from crossbatch.data import open_dataset
     from crossbatch.training import Interrupted, fit
     from crossbatch.training.distributed.start import joined, together
     from crossbatch.training.progress import Progress, Terminal
@@ -69,11 +69,11 @@ def train(
 
     chosen = the_recipe(recipe, recipe_option)
     with joined(timeout) as ranks:
-        loaded, dataset = together(
-            ranks, lambda: (Recipe.load(chosen, set_ or []), open_dataset(data))
-        )
         first = ranks is None or ranks.first
         silent = quiet or not first
+        loaded, dataset = together(
+            ranks, lambda: (Recipe.load(chosen, set_ or []), opened_dataset(data, quiet=silent))
+        )
         progress = Progress() if silent else Terminal(loaded.train.metric)
         try:
             with open_trackers((track or []) if first else [], out) as trackers:
@@ -205,7 +205,6 @@ def tune(
     Example: crossbatch tune --recipe demo --data demo/dataset --out study --trials 30
     """
     from crossbatch.config import Recipe
-    from crossbatch.data import open_dataset
     from crossbatch.training import Interrupted
     from crossbatch.training.progress import Progress, Terminal
     from crossbatch.tuning import read_space
@@ -218,7 +217,7 @@ def tune(
         raise ConfigError(f"tune needs {error.name}: pip install 'crossbatch[tune]'") from None
     try:
         run(
-            open_dataset(data),
+            opened_dataset(data, quiet=quiet),
             loaded,
             out,
             trials=trials,

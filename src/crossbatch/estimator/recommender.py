@@ -159,6 +159,11 @@ class Recommender(Parameters):
         recipe, place = self._recipe(), self._own_folder()
         given = {"split": self.split} | dict(self.prepare or {})
         given = {name: value for name, value in given.items() if name not in READING}
+        if given.get("shards") is not None:
+            raise ConfigError(
+                f"prepare has shards = {given['shards']}, but a Recommender keeps all histories, "
+                "which it answers users from: leave it out"
+            )
         reading = self._reading()
         given.setdefault("growing", given["split"] != "user" and not given.get("cold_items"))
         with tempfile.TemporaryDirectory(dir=place) as raw, self._bars() as bars:

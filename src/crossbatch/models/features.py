@@ -31,12 +31,15 @@ class FeatureTable:
         offsets: multi_valued and tokens only: int64 `[R + 1]`; row r owns
             `values[offsets[r]:offsets[r + 1]]`.
         num_values: Size of the vocabulary of the integer kinds.
+        elsewhere: Given an id beyond the rows, the table that has it and the id of its first row.
+            Ids that are asked for together are all of one table.
     """
 
     kind: str
     values: Tensor
     offsets: Tensor | None = None
     num_values: int = 0
+    elsewhere: "Callable[[int], tuple[FeatureTable, int]] | None" = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -69,12 +72,21 @@ class FeatureTable:
         """Number of rows R."""
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
+    def located(self, ids: Tensor) -> "tuple[FeatureTable, Tensor]":
+        """The table that has the rows `ids` `[N]`, and their places in it."""
+        if self.elsewhere is None or not len(ids) or (first := int(ids[0])) < len(self):
+            return self, ids
+        table, begin = self.elsewhere(first)
+        return table, ids - begin
+
     def rows(self, ids: Tensor) -> Tensor:
         """The values of rows `ids` `[N]`: `[N]` or `[N, n]`, on the device of the ids."""
+        self, ids = self.located(ids)
         return self.values.index_select(0, ids.to(self.values.device)).to(ids.device)
 
     def bags(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The values of ragged rows `[N]`, one after the other, and where each row begins."""
+        self, ids = self.located(ids)
         assert self.offsets is not None
         rows = ids.to(self.offsets.device)
         starts = self.offsets[rows]  # [N]

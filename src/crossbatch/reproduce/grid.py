@@ -126,7 +126,7 @@ class _Training:
         os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.run = run
         self.answer, answer = context.Pipe(duplex=False)
-        job = (run, dataset.path.resolve(), (out / run.folder).resolve(), answer)
+        job = (run, dataset.place, (out / run.folder).resolve(), answer)
         self.process = context.Process(target=_train_in_process, args=job)
         self.process.start()
         answer.close()
@@ -160,9 +160,7 @@ def _stop_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _train_in_process(
-    run: PlannedRun, data: Path, out: Path, answer: connection.Connection
-) -> None:
+def _train_in_process(run: PlannedRun, data: str, out: Path, answer: connection.Connection) -> None:
     """Train one run and send how it ended; what it prints goes nowhere."""
     os.setsid()  # Ctrl-C reaches the grid alone, which then stops its runs
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -173,7 +171,7 @@ def _train_in_process(
     answer.send(_end_of_training(run, data, out))
 
 
-def _end_of_training(run: PlannedRun, data: Path, out: Path) -> tuple[str, str]:
+def _end_of_training(run: PlannedRun, data: str, out: Path) -> tuple[str, str]:
     """Train or resume a run; return how it ended, and what went wrong."""
     from crossbatch.data import open_dataset
     from crossbatch.training import Interrupted, fit

@@ -132,7 +132,7 @@ def choose_model(
                 'model.name is "auto", which one process decides alone: start the run without '
                 "torchrun, or name a model"
             )
-        dataset.verify()
+        dataset.verify(shards=False)
         candidates = candidates_of(with_width(recipe, dataset))
         record = RaceRecord(folder, asked, raced(candidates, options))
         seconds = options["race_seconds"]
@@ -179,7 +179,7 @@ def _choice(
 
 def level_share(dataset: Dataset) -> float:
     """Share of the best value within which candidates are level."""
-    return LEVEL if len(dataset.items) < SPARSE * dataset.num_items else 0.0
+    return LEVEL if dataset.num_interactions < SPARSE * dataset.num_items else 0.0
 
 
 def leading(ranked: list[Measurement], order: list[str], level_share: float) -> Measurement:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import torch
 
 from crossbatch.config import Recipe, build, check_options, filled
 from crossbatch.data.dataset.features import read_encoders
+from crossbatch.data.dataset.shards import EVENT_BITS
 from crossbatch.errors import ConfigError
 from crossbatch.files import file_checksum
 from crossbatch.models import MODELS, FeatureTable, Inputs, ItemTower, build_model
@@ -324,8 +325,20 @@ def _feature_tables(
         if name not in features:
             known = ", ".join(features) or "none"
             raise ConfigError(f"{key} names {name!r}, but the dataset has: {known}")
-    found = {name: features[name] for name in names}
-    return {
-        name: FeatureTable.from_arrays(each.kind, each.values, each.offsets, each.num_values)
-        for name, each in found.items()
-    }
+    return {name: _feature_table(features[name]) for name in names}
+
+
+def _feature_table(feature: Feature) -> FeatureTable:
+    table = FeatureTable.from_arrays(
+        feature.kind, feature.values, feature.offsets, feature.num_values
+    )
+    find = feature.elsewhere
+    if find is None:
+        return table
+
+    @lru_cache(maxsize=1)  # a shard gives many batches, one after the other
+    def of_shard(first_event: int) -> tuple[FeatureTable, int]:
+        found, begin = find(first_event)
+        return _feature_table(found), begin
+
+    return replace(table, elsewhere=lambda event: of_shard(event >> EVENT_BITS << EVENT_BITS))

@@ -121,7 +121,7 @@ class Plan:
         chosen |= {START: sealed(self.start.record())} if self.start else {}
         about = {
             "dataset": {
-                "path": str(self.dataset.path.resolve()),
+                "path": self.dataset.place,
                 "checksum": self.dataset.manifest["checksum"],
             },
             OWN_MODEL: self.own_model,
@@ -185,7 +185,7 @@ def _restored(
     plan: Plan, folder: RunFolder, stopping: EarlyStopping
 ) -> tuple[Trainer, SamplerChoice | None, dict[str, Any]]:
     """The trainer, the choice of an `"auto"` sampler, and the document of the checkpoint."""
-    plan.dataset.verify()  # takes a second, training takes hours
+    plan.dataset.verify(shards=False)  # takes a second, training takes hours
     folder.check_config(plan.config(), plan.dataset)
     recipe, choice = plan.recipe, None
     if recipe.sampler["name"] == "auto":

@@ -30,6 +30,7 @@ from crossbatch.files import (
 )
 from crossbatch.models import MODELS
 from crossbatch.negatives import SAMPLERS
+from crossbatch.remote import is_url
 from crossbatch.training import checkpoint
 from crossbatch.training.build import build_towers
 from crossbatch.training.distributed.table_files import load_tables
@@ -408,12 +409,13 @@ def recipe_and_dataset(
     except (KeyError, TypeError) as error:
         raise DataError(f"{path}/config.json is not that of a run: it lacks {error}") from None
     beside = path.parent / place.name  # where run and dataset were moved or copied together
-    places = [Path(data)] if data else [each for each in (place, beside) if each.is_dir()]
+    found = (each for each in (place, beside) if is_url(each) or each.is_dir())
+    places = [Path(data)] if data else list(found)
     for each in places or [place]:
         dataset = open_dataset(each)
         known = {dataset.manifest["checksum"]: dataset.num_items}
         known |= dataset.manifest.get("grown_from", {}) if grown else {}
         if checksum in known:
-            dataset.verify()
+            dataset.verify(shards=False)  # which are for training alone
             return recipe, dataset, known[checksum]
     raise DataError(f"{(places or [place])[0]} is not the dataset that {path} was trained on")

@@ -124,6 +124,10 @@ def test_another_dataset_in_its_place_is_a_problem(damaged):
     config["dataset"]["path"] = str(folder / "gone")
     (folder / "config.json").write_text(json.dumps(config))
     assert problems("run", folder) == []  # it may have moved: a note
+    config["dataset"]["path"] = "s3://shop/data"
+    (folder / "config.json").write_text(json.dumps(config))
+    said = "s3://shop/data, which is compared when it is opened"
+    assert ("dataset", "ok", said) in found("run", folder)  # nothing is fetched
 
 
 def test_leftovers_of_killed_processes_are_named(damaged):

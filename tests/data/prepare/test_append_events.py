@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crossbatch.data import (
-    Column,
     Dataset,
     PrepareOptions,
     ReadOptions,
@@ -25,6 +24,8 @@ from crossbatch.data.dataset.features import read_encoders
 from crossbatch.data.prepare import sequences, staged_log
 from crossbatch.errors import ConfigError, DataError
 
+from ..event_logs import EVENT_WEIGHTS, READING
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -32,21 +33,6 @@ NAMES = (
     *("user", "item", "time", "kind", "times", "visit", "shown"),
     *("device", "tags", "query", "price"),
 )
-READING: dict[str, Any] = {
-    "event": "kind",
-    "weight": "times",
-    "session": "visit",
-    "impressions": "shown",
-    "context": (
-        Column("device", "categorical"),
-        Column("tags", "multi_valued"),
-        Column("query", "text"),
-        Column("price", "numeric"),
-    ),
-    "clock": ("hour_of_day", "since_last", "session_items"),
-    "time_unit": "s",
-}
-WEIGHTS = {"view": 0.0, "click": 1.0, "buy": 5.0}
 ITEMS, WORDS = "abcdef", ("red", "blue", "green")
 
 Row = tuple[Any, ...]
@@ -76,7 +62,7 @@ def table(folder: Path, name: str, rows: list[Row], first: int) -> Path:
 
 def options(**more: Any) -> PrepareOptions:
     chosen: dict[str, Any] = {"min_item_count": 1, "min_user_count": 1, "split": "leave_last_out"}
-    return PrepareOptions(**chosen | {"event_weights": WEIGHTS, "growing": True} | more)
+    return PrepareOptions(**chosen | {"event_weights": EVENT_WEIGHTS, "growing": True} | more)
 
 
 def events(dataset: Dataset) -> list[tuple[Any, ...]]:

@@ -15,6 +15,8 @@ from crossbatch.data import PrepareOptions, ReadOptions, open_source, prepare
 from crossbatch.data.prepare.spark_engine import spark_session
 from crossbatch.errors import DataError
 
+from ..event_logs import EVENT_WEIGHTS, event_source
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -120,6 +122,26 @@ def test_a_column_of_folders_on_spark(tmp_path: Path) -> None:
     ours, theirs = (prepare(source, tmp_path / name, engine=name) for name in ("polars", "spark"))
     assert ours == theirs
     assert ours["counts"]["interactions"] == 54
+
+
+@pytest.mark.parametrize("second_file", [False, True])
+def test_weights_sessions_impressions_context_and_shards(tmp_path: Path, second_file: bool) -> None:
+    reading: dict[str, Any] = {}
+    if second_file:
+        reading = {"impressions_file": tmp_path / "shown.parquet", "request": "device"}
+        shown = {"device": ["phone", "tv", "tv"], "shown": ["i1|i2", "i3", "nothing"]}
+        pl.DataFrame(shown).write_parquet(tmp_path / "shown.parquet")
+    source = event_source(tmp_path / "lake", **reading)
+    more = {} if second_file else {"session_gap": 60, "split": "time", "ties": "item"}
+    options = PrepareOptions(
+        min_item_count=2, min_user_count=3, event_weights=EVENT_WEIGHTS, shards=3, **more
+    )
+    ours, theirs = (
+        prepare(source, tmp_path / engine, options, engine=engine) for engine in ("polars", "spark")
+    )
+    assert ours["files"] == theirs["files"]
+    assert ours == theirs
+    assert ours["reading"]["other_events"] > 0
 
 
 def test_a_file_broken_on_a_worker_is_one_sentence(tmp_path: Path) -> None:

@@ -133,9 +133,13 @@ def journal(folder: Path) -> Iterator[Finding]:
 def run_dataset(folder: Path) -> Iterator[Finding]:
     """Check the dataset that a run was trained on."""
     from crossbatch.data.dataset.manifest import read_manifest
+    from crossbatch.remote import is_url
 
     trained_on = (_document(folder / "config.json") or {}).get("dataset")
     if trained_on is None:
+        return
+    if is_url(trained_on["path"]):
+        yield ok("dataset", f"{trained_on['path']}, which is compared when it is opened")
         return
     path, remedy = Path(trained_on["path"]), "pass --data DATASET to evaluate, export, recommend"
     try:

@@ -69,12 +69,13 @@ def user_runs(offsets: np.ndarray, rows: int) -> list[slice]:
 
 
 class ArrayReader:
-    """A one-dimensional `.npy` that is read in slices."""
+    """A `.npy` that is read in slices; its rows are numbers, or `width` numbers each."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         header = np.load(path, mmap_mode="r")
-        self._dtype, self._length = header.dtype, len(header)
+        self.dtype, self._length = header.dtype, len(header)
+        self.width: int | None = header.shape[1] if header.ndim > 1 else None
         self._start = path.stat().st_size - header.nbytes
 
     def __len__(self) -> int:
@@ -82,12 +83,14 @@ class ArrayReader:
 
     def __getitem__(self, span: slice) -> np.ndarray:
         start, end, _ = span.indices(self._length)
-        offset = self._start + start * self._dtype.itemsize
-        return np.fromfile(self._path, self._dtype, max(end - start, 0), offset=offset)
+        width = 1 if self.width is None else self.width
+        offset = self._start + start * width * self.dtype.itemsize
+        values = np.fromfile(self._path, self.dtype, max(end - start, 0) * width, offset=offset)
+        return values if self.width is None else values.reshape(-1, self.width)
 
     def take(self, positions: np.ndarray) -> np.ndarray:
         """Return the elements at ascending positions.  `[n]`."""
-        taken = np.empty(len(positions), self._dtype)
+        taken = np.empty(len(positions), self.dtype)
         for first in range(0, self._length, PIECE):
             start, end = np.searchsorted(positions, [first, first + PIECE])
             if start < end:

@@ -99,13 +99,14 @@ def training_batches(
     history_length: int,
     start: int,
     later: bool,
-    events: bool = False,
+    first_event: int | None = None,
     places: np.ndarray | None = None,
     shown: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Iterator[Batch]:
     """Yield batches of samples of `items` without end; batch i depends on the seed and i alone.
 
-    The generator is counter-based, so that a block needs none of the blocks before it.
+    The generator is counter-based, so that a block needs none of the blocks before it. With
+    `first_event`, the id of the first interaction, batches have the ids of their events.
     """
     import torch
 
@@ -123,7 +124,9 @@ def training_batches(
         # One split of the block: slicing every tensor of every batch takes three times as long.
         parts = (tensor.split(batch_size) for tensor in (users, history, targets))
         after = _later(items, positions, samples.ends[rows], per_block) if later else repeat(None)
-        event_ids = torch.from_numpy(positions).split(batch_size) if events else repeat(None)
+        event_ids: Iterator[Tensor | None] = repeat(None)
+        if first_event is not None:
+            event_ids = iter(torch.from_numpy(positions + first_event).split(batch_size))
         lists = _shown(*shown, positions, per_block) if shown else repeat(None)
         yield from islice(map(Batch, *parts, after, event_ids, lists), skip, None)
         block, skip = block + 1, 0

@@ -5,13 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from crossbatch.data.dataset.arrays import range_positions
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from crossbatch.data.dataset.memory_mapped import Dataset
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -33,13 +36,14 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         time: First and last moment, or None if the log had no times.
         features: Kind, number of values and coverage of each feature.
     """
+    facts = _read(dataset)
     return {
         "counts": _counts(dataset),
-        "lengths": _lengths(np.diff(dataset.offsets)),
+        "lengths": _lengths(facts.lengths),
         "popularity": _popularity(dataset.item_counts[1:], dataset.sampler_law[1:]),
         "cold": _cold(dataset),
-        "order": _order(dataset),
-        "time": _time(dataset),
+        "order": facts.order,
+        "time": _time(facts),
         "features": dataset.manifest["features"],
     }
 
@@ -67,7 +71,7 @@ def plot(dataset: Dataset, path: Path | str) -> None:
 
 
 def _plot_lengths(axis: Any, dataset: Dataset) -> None:
-    lengths = np.maximum(np.diff(dataset.offsets), 1)
+    lengths = np.maximum(_read(dataset).lengths, 1)
     edges = np.unique(np.round(np.geomspace(1, lengths.max() + 1, 40)))
     axis.hist(lengths, bins=edges, color=INK)
     axis.axvline(np.median(lengths), color=SECOND, label=f"median {np.median(lengths):.0f}")
@@ -90,8 +94,8 @@ def _plot_popularity(axis: Any, dataset: Dataset) -> None:
 
 
 def _plot_activity(axis: Any, dataset: Dataset) -> None:
-    days = dataset.times / 86_400e6
-    axis.hist(1970 + days / 365.2425, bins=60, color=INK)
+    times = np.concatenate([times for _, _, times in _sequences(dataset)])
+    axis.hist(1970 + times / 86_400e6 / 365.2425, bins=60, color=INK)
     axis.set(xlabel="year", ylabel="interactions", title="Activity over time")
 
 
@@ -109,6 +113,8 @@ def _plot_splits(axis: Any, dataset: Dataset) -> None:
 def _counts(dataset: Dataset) -> dict[str, int]:
     """The counts of the manifest; training users and samples are those of `min_history` 1."""
     counts: dict[str, int] = dataset.manifest["counts"]
+    if dataset.shards is not None:  # which are read for nothing that the manifest has
+        return counts
     users, all_users = (
         len(dataset.train_users),
         counts["train_users"] + counts["train_users_too_short"],
@@ -162,20 +168,53 @@ def _cold(dataset: Dataset) -> dict[str, Any]:
     return result
 
 
-def _order(dataset: Dataset) -> dict[str, float]:
-    inside = np.ones(max(len(dataset.items) - 1, 0), dtype=bool)
-    inside[dataset.offsets[1:-1] - 1] = False  # the step from one user to the next
-    same_time = (dataset.times[1:] == dataset.times[:-1])[inside]
-    owner = np.repeat(np.arange(dataset.num_users), np.diff(dataset.offsets))
-    pairs = owner * (dataset.num_items + 1) + dataset.items
-    return {
-        "ties": float(same_time.mean()) if len(same_time) else 0.0,
-        "repeats": 1.0 - len(np.unique(pairs)) / max(len(pairs), 1),
-    }
+def _sequences(dataset: Dataset) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield offsets, items and times of sequences, those of each user once.
+
+    Of a dataset in shards those of evaluation, then the training parts of other users.
+    """
+    yield dataset.offsets, dataset.items, dataset.times
+    evaluated = np.diff(dataset.offsets) > 0
+    for shard in dataset.shards.each() if dataset.shards is not None else ():
+        events, new = shard.events, ~evaluated[shard.users]
+        starts, ends = events.offsets[:-1][new], events.offsets[1:][new]
+        positions, offsets = range_positions(starts, ends)
+        yield offsets, events.items[positions], events.times[positions]
 
 
-def _time(dataset: Dataset) -> dict[str, str] | None:
-    moments = {"first": int(dataset.times.min()), "last": int(dataset.times.max())}
+class _Facts(NamedTuple):
+    """What one pass over the sequences tells."""
+
+    lengths: np.ndarray  # [U] items of each user
+    order: dict[str, float]
+    first: int  # moments, in microseconds
+    last: int
+
+
+def _read(dataset: Dataset) -> _Facts:
+    lengths, moments = [], []
+    ties = steps = distinct = total = 0
+    for offsets, items, times in _sequences(dataset):
+        lengths.append(np.diff(offsets))
+        moments += [int(times.min()), int(times.max())] if len(times) else []
+        inside = np.ones(max(len(items) - 1, 0), dtype=bool)
+        bounds = offsets[1:-1]
+        # the step from one user to the next
+        inside[bounds[(bounds > 0) & (bounds < len(items))] - 1] = False
+        same_time = (times[1:] == times[:-1])[inside]
+        ties, steps = ties + int(same_time.sum()), steps + len(same_time)
+        owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        pairs = owner * (dataset.num_items + 1) + items
+        distinct, total = distinct + len(np.unique(pairs)), total + len(pairs)
+    whole = np.concatenate(lengths)
+    if dataset.shards is not None:  # without users that have no part in it
+        whole = whole[whole > 0]
+    order = {"ties": ties / steps if steps else 0.0, "repeats": 1.0 - distinct / max(total, 1)}
+    return _Facts(whole, order, min(moments), max(moments))
+
+
+def _time(facts: _Facts) -> dict[str, str] | None:
+    moments = {"first": facts.first, "last": facts.last}
     if moments["last"] < 365 * 86_400 * 1_000_000:  # positions, not moments
         return None
     dates = {name: datetime.fromtimestamp(time / 1e6, tz=UTC) for name, time in moments.items()}

@@ -45,6 +45,8 @@ class Feature:
         values: See `kind`.
         offsets: Shape `[R + 1]`, int64, for "multi_valued" and "tokens" only.
         num_values: Ids are below it; for "numeric" and "dense" the width of `values`.
+        elsewhere: Given the id of a row beyond these, the feature that has it and the id of its
+            first row; of the context of a dataset in shards.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Feature:
     values: np.ndarray
     offsets: np.ndarray | None
     num_values: int
+    elsewhere: Callable[[int], tuple[Feature, int]] | None = None
 
 
 def write_features(
@@ -164,7 +167,7 @@ def extend_features(
     Returns:
         As `write_features`.
     """
-    schema, encoders, features = _schema(source), read_encoders(source), read_features(source)
+    schema, encoders, features = read_schema(source), read_encoders(source), read_features(source)
     newer = {each.name: each for each in vectors}
     for name in newer:
         if name not in features or features[name].kind != "dense":
@@ -256,24 +259,28 @@ def save_encoder(folder: Path, stem: str, encoder: Encoder) -> None:
         (folder / f"{stem}{TOKENIZER}").write_bytes(encoder.tokenizer.encode())
 
 
-def read_features(folder: Path) -> dict[str, Feature]:
-    """Return the features of a folder, memory-mapped; none if there is no folder."""
+def read_features(folder: Path, arrays: Path | None = None) -> dict[str, Feature]:
+    """Return the features of a folder, memory-mapped; none if there is no folder.
+
+    Their arrays may be in another folder than the schema.
+    """
+    arrays = arrays or folder
     return {
         name: Feature(
             name=name,
             kind=entry["kind"],
-            values=map_array(folder / f"{entry['stem']}.npy"),
-            offsets=_offsets(folder, entry["stem"]),
+            values=map_array(arrays / f"{entry['stem']}.npy"),
+            offsets=_offsets(arrays, entry["stem"]),
             num_values=entry["num_values"],
         )
-        for name, entry in _schema(folder).items()
+        for name, entry in read_schema(folder).items()
     }
 
 
 def read_encoders(folder: Path) -> dict[str, Encoder]:
     """Return the fitted encoders of a features folder, for items or users it has never seen."""
     encoders: dict[str, Encoder] = {}
-    for name, entry in _schema(folder).items():
+    for name, entry in read_schema(folder).items():
         vocabulary = None
         if (folder / f"{entry['stem']}.vocabulary.bytes.npy").is_file():
             strings = StringTable(folder, f"{entry['stem']}.vocabulary").tolist()
@@ -326,7 +333,8 @@ def _offsets(folder: Path, stem: str) -> np.ndarray | None:
     return map_array(path) if path.is_file() else None
 
 
-def _schema(folder: Path) -> dict[str, Any]:
+def read_schema(folder: Path) -> dict[str, Any]:
+    """Return what a features folder says of its features by name; nothing if there is none."""
     path = folder / SCHEMA
     if not path.is_file():
         return {}

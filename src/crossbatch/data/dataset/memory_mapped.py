@@ -13,23 +13,32 @@ import numpy as np
 
 from crossbatch.data.dataset.arrays import map_array, range_positions
 from crossbatch.data.dataset.batches import Batch, EvalBatch, eval_batches, training_batches
+from crossbatch.data.dataset.events import Draw, Events, Training, no_samples, read_events
 from crossbatch.data.dataset.features import Feature, encode_table, read_encoders, read_features
-from crossbatch.data.dataset.manifest import check_consistency, read_manifest
-from crossbatch.data.dataset.samples import SAMPLE_BY, Samples
-from crossbatch.data.dataset.string_table import KeyIndex, StringTable, sorted_hashes
+from crossbatch.data.dataset.keys import Keys
+from crossbatch.data.dataset.manifest import (
+    check_consistency,
+    check_listed,
+    check_shard,
+    read_manifest,
+)
+from crossbatch.data.dataset.shard_files import FetchedShards, ShardFiles
+from crossbatch.data.dataset.shards import FOLDER as SHARDS
+from crossbatch.data.dataset.shards import Shards
+from crossbatch.data.dataset.short_users import with_short_users
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.files import is_as_written, listed_file
-from crossbatch.remote import local_path
+from crossbatch.remote import is_url, local_path, normal_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import polars as pl
 
+    from crossbatch.data.dataset.samples import Samples
+
 SPLIT_NAMES = ("valid", "test")
 HISTORIES = ("all", "session")
-MOST_DAYS = 1e6  # the age of a log
 CHOICE_SEED = 0  # of the samples that `max_users` chooses, for every dataset and every run
 
 
@@ -38,7 +47,7 @@ def open_dataset(path: Path | str) -> Dataset:
     return Dataset(path)
 
 
-class Dataset:
+class Dataset(Keys):
     """A dataset folder.  Item ids are 1 … `num_items`, 0 is padding; user ids start at 0.
 
     Args:
@@ -49,6 +58,7 @@ class Dataset:
     """
 
     def __init__(self, path: Path | str) -> None:
+        self.url = normal_url(path) if is_url(path) else None
         self.path = local_path(path)
         self.manifest: dict[str, Any] = read_manifest(self.path)
         try:
@@ -58,30 +68,44 @@ class Dataset:
             # users that were too short for it out of the training arrays
             self.prepared_min_history = int(self.manifest["options"].get("min_history", 1))
             self._left_out = int(counts["train_users_too_short"])
+            self.num_interactions = int(counts["interactions"])
             self._files = dict(self.manifest["files"].items())
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise DataError(f"{path} has a broken manifest ({error}): prepare it again") from None
-        self.offsets = self._load("offsets")  # [num_users + 1] int64
-        self.items = self._load("items")  # [n] int32, sequences end to end
-        self.times = self._load("times")  # [n] int64, microseconds
+        self.events = read_events(self.path, self._files)
+        self.offsets, self.items, self.times = (
+            self.events.offsets,  # [num_users + 1] int64
+            self.events.items,  # [n] int32, sequences end to end
+            self.events.times,  # [n] int64, microseconds
+        )
         self.item_counts = self._load("item_counts")  # [num_items + 1] int64
-        # [n + 1] int64, weight of all interactions before each one; None where all count the same
-        weighted = "weight_offsets.npy" in self._files
-        self.weight_offsets = self._load("weight_offsets") if weighted else None
-        # [n] int32, how many events of its session came before each one; None without sessions
-        in_sessions = "session_places.npy" in self._files
-        self.session_places = self._load("session_places") if in_sessions else None
-        # items shown with each interaction, int32, and where those of each begin, int64 [n + 1]
-        shown = "shown_items.npy" in self._files and "shown_offsets.npy" in self._files
-        self.shown = (self._load("shown_items"), self._load("shown_offsets")) if shown else None
-        self._samples: dict[tuple[int, str, float], Samples] = {}
-        self._laws = {(self.prepared_min_history, "user", 0.0): self._load("sampler_law")}
+        self.weight_offsets, self.session_places, self.shown = (
+            self.events.weight_offsets,
+            self.events.session_places,
+            self.events.shown,
+        )
+        self._samples: dict[Draw, Samples] = {}
+        self.stored_laws = {"sampler_law": self._load("sampler_law")}
+        self._laws = {Draw(self.prepared_min_history): self.stored_laws["sampler_law"]}
+        self.shards: Shards | None = None  # of the training sequences; None where they are whole
+        if "shards" in self.manifest:
+            self.stored_laws["interaction_law"] = self._load("interaction_law")
+            self._laws[Draw(sample_by="interaction")] = self.stored_laws["interaction_law"]
+            files = ShardFiles(self.path, self._files, self._check_shard)
+            if self.url is not None:
+                files = FetchedShards(self.path, self._files, self._check_shard, self.url)
+            self.shards = Shards(files, self.manifest["shards"], self._laws, self._files)
+
+    @property
+    def place(self) -> str:
+        """Where it can be opened again: its absolute path, or its URL in an object store."""
+        return self.url or str(self.path.resolve())
 
     def __repr__(self) -> str:
         held_out = ", ".join(f"{self.num_eval_users(name):,} {name}" for name in SPLIT_NAMES)
         return (
             f"<Dataset {self.path}: {self.num_users:,} users, {self.num_items:,} items, "
-            f"{len(self.items):,} interactions; held out: {held_out}>"
+            f"{self.num_interactions:,} interactions; held out: {held_out}>"
         )
 
     def batches(
@@ -119,26 +143,44 @@ class Dataset:
                 raise ConfigError(f"{name} must be at least 1, got {size}")
         if start < 0 or seed < 0:
             raise ConfigError(f"seed and start must not be negative, got {seed} and {start}")
-        samples = self.samples(min_history, sample_by, newest_days)
+        self._check_histories(histories)
+        draw = Draw(min_history, sample_by, newest_days)
+
+        def drawn(
+            events: Events, samples: Samples, first: int, first_event: int = 0
+        ) -> Iterator[Batch]:
+            return training_batches(
+                events.items,
+                samples,
+                batch_size,
+                seed=seed,
+                history_length=history_length,
+                start=first,
+                later=later,
+                first_event=first_event if self.context_features else None,
+                places=events.session_places if histories == "session" else None,
+                shown=events.shown,
+            )
+
+        if self.shards is not None:
+            return self.shards.batches(
+                draw,
+                batch_size,
+                lambda shard, samples, first: drawn(
+                    shard.events, samples, first, shard.first_event
+                ),
+                seed=seed,
+                start=start,
+            )
+        samples = self.samples(*draw)
         if sample_by == "user" and batch_size > len(samples.users):
             raise ConfigError(
                 f"batch_size must not exceed the {len(samples.users):,} training users with more "
                 f"than min_history = {min_history} items, got {batch_size:,}: lower one of them"
             )
-        return training_batches(
-            self.items,
-            samples,
-            batch_size,
-            seed=seed,
-            history_length=history_length,
-            start=start,
-            later=later,
-            events=bool(self.context_features),
-            places=self._places(histories),
-            shown=self.shown,
-        )
+        return drawn(self.events, samples, start)
 
-    def _places(self, histories: str) -> np.ndarray | None:
+    def _check_histories(self, histories: str) -> None:
         if histories not in HISTORIES:
             raise ConfigError(f"histories must be one of {', '.join(HISTORIES)}, got {histories!r}")
         if histories == "session" and self.session_places is None:
@@ -146,61 +188,33 @@ class Dataset:
                 f'histories = "session" needs sessions, which {self.path} has none of: prepare it '
                 "with --session COLUMN or --session-gap MINUTES"
             )
-        return self.session_places if histories == "session" else None
 
     def samples(
         self, min_history: int = 1, sample_by: str = "user", newest_days: float = 0.0
     ) -> Samples:
-        """Return what `batches` with the same options draws from."""
-        if min_history < 1:
-            raise ConfigError(f"min_history must be at least 1, got {min_history}")
-        if sample_by not in SAMPLE_BY:
-            raise ConfigError(f"sample_by must be one of {', '.join(SAMPLE_BY)}, got {sample_by!r}")
-        if not 0 <= newest_days < MOST_DAYS:
-            raise ConfigError(f"newest_days must be 0 or a number of days, got {newest_days}")
-        options = (min_history, sample_by, newest_days)
-        if options not in self._samples:
-            users, starts, ends = self._training
-            firsts = starts + min_history
-            if newest_days:
-                firsts = np.maximum(firsts, self._first_newer(newest_days)[users])
-            eligible = firsts < ends
-            if newest_days and not eligible.any():
-                raise ConfigError(
-                    f"no item of the last newest_days = {newest_days:g} days of training has "
-                    f"min_history = {min_history} items before it: use more days, or 0 for all"
-                )
-            if not eligible.any():
-                raise ConfigError(
-                    f"no training user has more than min_history = {min_history} items, but at "
-                    f"most {(ends - starts).max()}: lower it"
-                )
-            kept = slice(None) if eligible.all() else eligible  # no copies where all are
-            samples = Samples(
-                users[kept], starts[kept], firsts[kept], ends[kept], sample_by, self.weight_offsets
-            )
+        """Return what `batches` with the same options draws from; not of a dataset in shards."""
+        draw = Draw(min_history, sample_by, newest_days)
+        draw.check()
+        if draw not in self._samples:
+            training = self._training
+            samples = training.samples(draw, self.last_training_time if newest_days else 0)
             if not (samples.totals > 0).any():
-                raise ConfigError(
-                    f"no target with min_history = {min_history} items before it has a weight "
-                    "above 0: lower it"
-                )
-            self._samples[options] = samples.with_targets()
-        return self._samples[options]
-
-    def _first_newer(self, days: float) -> np.ndarray:
-        """Return each user's first interaction of the last `days` of training.  `[num_users]`."""
-        from crossbatch.data.prepare.splits import DAY, Sequences, before
-
-        newest = self.last_training_time - round(days * DAY)
-        return before(Sequences(self.offsets, self.times, (0, 0)), newest + 1)
+                longest = int((training.ends - training.starts).max())
+                raise no_samples(draw, longest, weightless=len(samples.users) > 0)
+            self._samples[draw] = samples.with_targets()
+        return self._samples[draw]
 
     @cached_property
     def last_training_time(self) -> int:
         """Time of the last training interaction, in microseconds since 1970."""
-        return int(self.times[self._training[2] - 1].max())
+        if self.shards is not None:
+            return self.shards.last_time
+        return int(self.times[self._training.ends - 1].max())
 
     def num_samples(self, min_history: int = 1, newest_days: float = 0.0) -> int:
         """Return how many pairs of a user and a target there are: a pass over the data."""
+        if self.shards is not None:
+            return self.shards.totals(Draw(min_history, newest_days=newest_days)).samples
         return self.samples(min_history, newest_days=newest_days).count()
 
     def sampling_law(
@@ -211,10 +225,13 @@ class Dataset:
         The first call with other options than the stored ones reads the log once.
         Shape `[num_items + 1]`, float64; items that are never a target have 0.
         """
-        options = (min_history, sample_by, newest_days)
-        if options not in self._laws:
-            self._laws[options] = self.samples(*options).law(self.items, self.num_items)
-        return self._laws[options]
+        draw = Draw(min_history, sample_by, newest_days)
+        if draw not in self._laws:
+            if self.shards is not None:
+                self._laws[draw] = self.shards.totals(draw).law
+            else:
+                self._laws[draw] = self.samples(*draw).law(self.items, self.num_items)
+        return self._laws[draw]
 
     @property
     def sampler_law(self) -> np.ndarray:
@@ -248,6 +265,7 @@ class Dataset:
             raise ConfigError(
                 f"batch_size and history_length must be ≥ 1, got {batch_size}, {history_length}"
             )
+        self._check_histories(histories)
         users, cuts, ends = self.part(split)
         if max_users is not None and max_users < len(users):
             chosen = np.random.default_rng(CHOICE_SEED).choice(len(users), max_users, replace=False)
@@ -262,7 +280,7 @@ class Dataset:
             history_length=history_length,
             weight_offsets=self.weight_offsets,
             events=bool(self.context_features),
-            places=self._places(histories),
+            places=self.session_places if histories == "session" else None,
         )
 
     def train_sequences(self) -> tuple[np.ndarray, np.ndarray]:
@@ -270,14 +288,15 @@ class Dataset:
 
         Users with fewer than two training items are left out.
         """
-        _, starts, ends = self._training
-        positions, offsets = range_positions(starts, ends)
+        if self.shards is not None:
+            return self.shards.sequences()[1:]
+        positions, offsets = range_positions(self._training.starts, self._training.ends)
         return offsets, self.items[positions]
 
     @property
     def train_users(self) -> np.ndarray:
         """Ids of the training users, in the order of `train_sequences`.  Shape `[U]`."""
-        return self._training[0]
+        return self.shards.sequences()[0] if self.shards is not None else self._training.users
 
     def num_eval_users(self, split: str) -> int:
         """Return how many samples "valid" or "test" has."""
@@ -296,7 +315,10 @@ class Dataset:
     @cached_property
     def context_features(self) -> Mapping[str, Feature]:
         """Context of the interactions: what was known when each was asked for; a row for each."""
-        return read_features(self.path / "features/context")
+        features = read_features(self.path / "features/context")
+        if self.shards is None:
+            return features
+        return {name: self.shards.context(name, each) for name, each in features.items()}
 
     def encode_items(self, table: pl.DataFrame) -> dict[str, Feature]:
         """Encode new items with the dataset's vocabularies and statistics: one row an item."""
@@ -306,95 +328,43 @@ class Dataset:
         """Encode new users with the dataset's vocabularies and statistics: one row a user."""
         return encode_table(read_encoders(self.path / "features/users"), table)
 
-    def item_keys(self, ids: Iterable[int]) -> list[str]:
-        """Return the items' ids in the source; the padding's is empty."""
-        return self._item_keys.take(ids)
-
-    def item_titles(self, ids: Iterable[int]) -> list[str]:
-        """Return the items' titles, their keys where there is none."""
-        ids = [int(item) for item in ids]
-        keys = self.item_keys(ids)
-        if self.title_table is None:
-            return keys
-        titles = self.title_table.take(ids)
-        return [title or key for title, key in zip(titles, keys, strict=True)]
-
-    @cached_property
-    def title_table(self) -> StringTable | None:
-        """The titles as stored, if the source had any."""
-        there = (self.path / "item_titles.bytes.npy").is_file()
-        return StringTable(self.path, "item_titles") if there else None
-
-    def item_ids(self, keys: Sequence[str]) -> np.ndarray:
-        """Return the ids of items by their keys in the source, 0 where unknown.  int64."""
-        return self._item_index.find([str(key) for key in keys]).clip(min=0)
-
-    def user_keys(self, ids: Iterable[int]) -> list[str]:
-        """Return the users' ids in the source."""
-        return self._user_keys.take(ids)
-
-    def user_ids(self, keys: Sequence[str]) -> np.ndarray:
-        """Return the ids of users by their keys in the source, −1 where unknown.  int64."""
-        return self._user_index.find([str(key) for key in keys])
-
-    def verify(self) -> None:
+    def verify(self, *, shards: bool = True) -> None:
         """Check every file, and that the arrays fit together.
+
+        Args:
+            shards: Whether to check those of a dataset in shards now; otherwise each is when it is
+                read for the first time, and those in an object store when they are fetched.
 
         Raises:
             DataError: If a file differs from its checksum, or the arrays contradict each other.
         """
-        for name, expected in self._files.items():
-            path = listed_file(self.path, name)
-            if path is None:
-                raise DataError(f"{self.path} lists {name!r}, which is no file of the dataset")
-            if not is_as_written(path, expected):
-                raise DataError(f"{path} is missing or was changed: prepare the dataset again")
+        for name, checksum in self._files.items():
+            if not name.startswith(f"{SHARDS}/"):
+                check_listed(self.path, name, checksum)
         check_consistency(self)
+        if shards and self.shards is not None:
+            self.shards.verify()
+
+    def _check_shard(self, number: int) -> None:
+        assert self.shards is not None
+        check_shard(self, self.shards.mapped(number), self.shards.entries[number])
 
     def training_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the stored training users and where each one's training part ends.  int64."""
         return np.array(self._load("train_users")), np.array(self._load("train_ends"))
 
     @cached_property
-    def _training(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Users with two training items or more, and where their training part starts and ends."""
+    def _training(self) -> Training:
+        """Users with two training items or more, and their training parts."""
+        if self.shards is not None:
+            raise DataError(
+                f"{self.path} has its training sequences in shards, which are read one by one: "
+                "prepare it without --shards"
+            )
         users, ends = self.training_arrays()
         if self.prepared_min_history > 1 and self._left_out:
-            users, ends = self._with_short_users(users, ends)
-        return users, self.offsets[users], ends
-
-    def _with_short_users(
-        self, stored_users: np.ndarray, stored_ends: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Split the sequences again for the users that an earlier release left out."""
-        from crossbatch.data.prepare.splits import (  # which imports this package
-            SPLITS,
-            Sequences,
-            SplitOptions,
-        )
-
-        options, first_valid = self.manifest["options"], len(stored_users) + self._left_out
-        try:
-            if not 0 < first_valid <= self.num_users:
-                raise ValueError(f"{first_valid} training users of {self.num_users}")
-            sequences = Sequences(self.offsets, self.times, (first_valid, first_valid))
-            shares = SplitOptions(options["valid_share"], options["test_share"])
-            split = SPLITS[options["split"]](sequences, shares)
-        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{self.path} has a broken manifest ({error}): prepare it again"
-            ) from None
-        lengths = split.train_ends - self.offsets[split.train_users]
-        known = lengths > self.prepared_min_history
-        users, ends = split.train_users, split.train_ends
-        if not (
-            np.array_equal(users[known], stored_users) and np.array_equal(ends[known], stored_ends)
-        ):
-            raise DataError(
-                f"{self.path} leaves out users with up to {self.prepared_min_history} items, and "
-                "its arrays do not say which: prepare it again"
-            )
-        return users[lengths > 1], ends[lengths > 1]
+            users, ends = with_short_users(self, users, ends, self._left_out)
+        return Training(self.events, users, users, ends)
 
     def part(self, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return users, first targets and ends of "valid" or "test".  Shapes `[E]`, int64."""
@@ -402,22 +372,6 @@ class Dataset:
             raise ConfigError(f"split must be one of {', '.join(SPLIT_NAMES)}, got {split!r}")
         users, cuts, ends = (self._load(f"{split}_{name}") for name in ("users", "cuts", "ends"))
         return users, cuts, ends
-
-    @cached_property
-    def _item_keys(self) -> StringTable:
-        return StringTable(self.path, "item_keys")
-
-    @cached_property
-    def _user_keys(self) -> StringTable:
-        return StringTable(self.path, "user_keys")
-
-    @cached_property
-    def _item_index(self) -> KeyIndex:
-        return KeyIndex(self._item_keys, *sorted_hashes(self._item_keys.tolist(), first=1))
-
-    @cached_property
-    def _user_index(self) -> KeyIndex:
-        return KeyIndex(self._user_keys, *sorted_hashes(self._user_keys.tolist()))
 
     def _load(self, name: str) -> np.ndarray:
         return map_array(self.path / f"{name}.npy")

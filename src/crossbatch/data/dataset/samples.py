@@ -101,12 +101,18 @@ class Samples:
             by user:         q(i) = 1/U · Σ_u Σ_{t: i_t = i} w_t / W_u
             by interaction:  q(i) = Σ_u Σ_{t: i_t = i} w_t / Σ_u W_u
         """
-        if self.sample_by == "interaction":
-            weights, total = None, int(self.offsets[-1])
-        else:
-            weights, total = 1.0 / self.totals, len(self.users)
+        return self.item_weights(items, num_items) / self.total_weight
+
+    @property
+    def total_weight(self) -> int:
+        """What `item_weights` add up to: U, or Σ W_u of `law`."""
+        return int(self.offsets[-1]) if self.sample_by == "interaction" else len(self.users)
+
+    def item_weights(self, items: ArrayReader | np.ndarray, num_items: int) -> np.ndarray:
+        """Return the sums of `law` before they are divided.  `[num_items + 1]`."""
+        weights = None if self.sample_by == "interaction" else 1.0 / self.totals
         sums = self.weight_offsets
-        return item_totals(items, self.firsts, self.ends, num_items, weights, sums) / total
+        return item_totals(items, self.firsts, self.ends, num_items, weights, sums)
 
 
 def item_totals(

@@ -8,6 +8,7 @@ The stages in the order they run; `pipeline.prepare` calls them:
 4. `splits` divides the sequences into training, validation and test parts;
 5. `pipeline` writes the parts, the items' frequencies, keys, titles, features and the manifest.
 
+`write_shards` then divides the training sequences, where asked.
 `local_engine` runs stages 1 to 3 on this machine, `spark_engine` on a Spark cluster.
 `append` adds further days to a dataset; `rest` keeps what it needs of the days before.
 """

@@ -135,6 +135,11 @@ def append(
 
 def merged_options(base: Dataset, given: Mapping[str, Any]) -> PrepareOptions:
     """The options of a dataset with those given, if they may change and it can grow."""
+    if base.shards is not None:
+        raise DataError(
+            f"{base.path} is in shards, so days cannot be added: prepare it with --growing and "
+            "without --shards"
+        )
     stored = {field.name for field in fields(PrepareOptions)} & set(base.manifest["options"])
     options = {name: base.manifest["options"][name] for name in sorted(stored)}
     growing = bool(options.get("growing"))

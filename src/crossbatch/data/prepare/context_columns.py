@@ -104,6 +104,28 @@ class ContextColumn:
         return schema_entry(self.stem, self.encoder, self.num_values)
 
 
+def read_numbers(given: pl.Series) -> tuple[np.ndarray, list[float]]:
+    """Return numbers, NaN where there is none, and a summary.
+
+    That is how many there are, their mean, the sum of their squared distances from it, and how many
+    values are no numbers.
+    """
+    cast = given.cast(pl.Float64, strict=False)
+    numbers = np.array(cast.to_numpy(), dtype=np.float64)
+    numbers[~(np.abs(numbers) < np.finfo(np.float32).max)] = np.nan
+    known = numbers[np.isfinite(numbers)]
+    mean, squares = (known.mean(), known.var() * len(known)) if len(known) else (0.0, 0.0)
+    unreadable = cast.null_count() - given.null_count()
+    return numbers, [float(len(known)), float(mean), float(squares), float(unreadable)]
+
+
+def text_values(column: pl.Series, separator: str) -> pl.Series:
+    """Return values as text, the parts of lists between separators; null where there is none."""
+    if column.dtype == pl.List:
+        column = column.cast(pl.List(pl.String)).list.join(separator)
+    return clean_text(column)
+
+
 class NumericColumn(ContextColumn):
     """Numbers, standardised by the mean and deviation of the whole log, and a missing flag."""
 
@@ -116,18 +138,23 @@ class NumericColumn(ContextColumn):
 
     def staged(self, frame: pl.DataFrame) -> np.ndarray:
         """Return the numbers, NaN where there is none.  `[n]`, float64."""
-        given = frame[f"context.{self.column.name}"]
-        cast = given.cast(pl.Float64, strict=False)
-        self._unreadable += cast.null_count() - given.null_count()
-        numbers = np.array(cast.to_numpy(), dtype=np.float64)
-        numbers[~(np.abs(numbers) < np.finfo(np.float32).max)] = np.nan
-        known = numbers[np.isfinite(numbers)]
-        if len(known):  # mean and squares of two sets together (Chan et al.)
-            total, shift = self._count + len(known), known.mean() - self._mean
-            self._squares += known.var() * len(known) + shift**2 * self._count * len(known) / total
-            self._mean += shift * len(known) / total
-            self._count = total
+        numbers, summary = read_numbers(frame[f"context.{self.column.name}"])
+        self.learn(summary)
         return numbers
+
+    def numbers(self, frame: pl.DataFrame) -> np.ndarray:
+        """Return the numbers of rows, and learn nothing of them.  `[n]`, float64."""
+        return read_numbers(frame[f"context.{self.column.name}"])[0]
+
+    def learn(self, summary: list[float]) -> None:
+        """Take account of numbers by the summary of `read_numbers`."""
+        size, mean, squares, unreadable = summary
+        self._unreadable += int(unreadable)
+        if size:  # mean and squares of two sets together (Chan et al.)
+            total, shift = self._count + int(size), mean - self._mean
+            self._squares += squares + shift**2 * self._count * int(size) / total
+            self._mean += shift * int(size) / total
+            self._count = total
 
     @contextmanager
     def _arrays(self, path: Path, total: int) -> Iterator[Append]:
@@ -160,17 +187,24 @@ class CodedColumn(ContextColumn):
 
     def staged(self, frame: pl.DataFrame) -> np.ndarray:
         """Return the codes of the values, −1 where there is none.  `[n]`, int32."""
-        column = frame[f"context.{self.column.name}"]
-        if column.dtype == pl.List:
-            column = column.cast(pl.List(pl.String)).list.join(self.column.separator)
-        values = clean_text(column)
-        there = values.is_not_null().to_numpy()
-        codes = np.full(len(values), -1, dtype=np.int32)
-        codes[there] = self._codes.encode(values.drop_nulls())
-        counts = np.bincount(codes[there], minlength=len(self._codes))
+        codes = self.numbers(frame)
+        counts = np.bincount(codes[codes >= 0], minlength=len(self._codes))
         counts[: len(self._counts)] += self._counts
         self._counts = counts
         return codes
+
+    def numbers(self, frame: pl.DataFrame) -> np.ndarray:
+        """Return the codes of rows without counting them.  `[n]`, int32."""
+        values = text_values(frame[f"context.{self.column.name}"], self.column.separator)
+        there = values.is_not_null().to_numpy()
+        codes = np.full(len(values), -1, dtype=np.int32)
+        codes[there] = self._codes.encode(values.drop_nulls())
+        return codes
+
+    def learn_values(self, values: pl.Series, counts: np.ndarray) -> None:
+        """Take account of a whole log: its values by first appearance, how often each occurs."""
+        self._codes.encode(values)
+        self._counts = counts
 
     def keep(self, dataset: Path) -> None:
         """Write the values and how often each occurred."""

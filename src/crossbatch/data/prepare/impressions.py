@@ -47,6 +47,11 @@ class ImpressionColumn:
         self._file: ShownFile | None = None
         self._item_ids = np.zeros(0, dtype=np.int32)
 
+    @property
+    def from_second_file(self) -> bool:
+        """Whether the lists are found by their requests."""
+        return self._second_file is not None
+
     def staged(self, frame: pl.DataFrame) -> np.ndarray:
         """Return where each row's list begins.  `[n]`, int64."""
         if self._second_file is None:

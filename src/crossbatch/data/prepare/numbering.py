@@ -179,6 +179,8 @@ def _order_users(
     if given is None:
         shuffled = np.random.default_rng(options.seed).permutation(kept)
         return shuffled, user_bounds(len(kept), (options.valid_share, options.test_share))
+    if options.shards is not None:  # neighbours must be a fair sample
+        kept = np.random.default_rng(options.seed).permutation(kept)
     splits = given[kept]
     ordered = kept[np.argsort(splits, kind="stable")]
     return ordered, (int((splits == 0).sum()), int((splits <= 1).sum()))

@@ -6,6 +6,7 @@ from dataclasses import InitVar, dataclass, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from crossbatch.data.dataset.shards import MOST_SHARDS
 from crossbatch.data.prepare.sequences import TIE_RULES
 from crossbatch.data.prepare.splits import SPLITS, SplitOptions, user_bounds
 from crossbatch.data.prepare.weights import MOST_WEIGHT
@@ -41,6 +42,8 @@ class PrepareOptions:
             is as likely a target as two events, one of weight 0 is never a target but in the
             histories, and kinds that are not named are left out.
         session_gap: Minutes without an event of a user after which the next begins a new session.
+        shards: Divide the training sequences among so many folders, which training reads one after
+            the other: for logs that are larger than the disk. None to keep them together.
         max_bad_lines: Refused lines that are tolerated: a share below 1, a number from 1 on.
         seed: Of the users' shuffle, the ties and the choice of cold items.
     """
@@ -58,6 +61,7 @@ class PrepareOptions:
     min_rating: float | None = None
     event_weights: Mapping[str, float] | None = None
     session_gap: float | None = None
+    shards: int | None = None
     max_bad_lines: float = 0.001
     seed: int = COMIREC_SEED
     min_history: InitVar[int | None] = None  # of earlier releases: refused
@@ -92,9 +96,25 @@ class PrepareOptions:
         _check_weights(self.event_weights)
         if self.session_gap is not None and not 0 < self.session_gap < 1e9:
             raise ConfigError(f"session_gap must be a number of minutes, got {self.session_gap}")
+        self._check_shards()
         if self.seed < 0:
             raise ConfigError(f"seed must not be negative, got {self.seed}")
         _ = self.for_split
+
+    def _check_shards(self) -> None:
+        if self.shards is None:
+            return
+        if not 1 <= self.shards <= MOST_SHARDS:
+            raise ConfigError(f"shards must be 1 to {MOST_SHARDS:,}, got {self.shards}")
+        if self.growing:
+            raise ConfigError(
+                "days cannot be added to a dataset in shards: leave out --growing or --shards"
+            )
+        if self.split == "leave_last_out":
+            raise ConfigError(
+                "shards hold what is needed for training alone, but with split leave_last_out "
+                "every sequence is needed for the test: choose --split user, day or time"
+            )
 
     @property
     def for_split(self) -> SplitOptions:

@@ -23,6 +23,7 @@ from crossbatch.data.dataset.vectors import open_vectors
 from crossbatch.data.prepare import local_engine, spark_engine
 from crossbatch.data.prepare.options import PrepareOptions
 from crossbatch.data.prepare.splits import SPLITS, Sequences
+from crossbatch.data.prepare.write_shards import write_shards
 from crossbatch.data.progress import Progress, silent
 from crossbatch.data.readers.source import Source, Tally, reader_errors
 from crossbatch.errors import ConfigError, DataError
@@ -72,6 +73,10 @@ def prepare(
             features = _write_content(folder, source, log, content, progress)
         if log.context:
             features["context"] = dict(log.context)
+        shards = {}
+        if options.shards is not None:
+            progress("shards", 0, None)
+            shards = {"shards": write_shards(folder, options.shards, len(log.item_keys))}
         progress("checksums", 0, None)
         sizes = {"users": len(log.user_keys), "items": len(log.item_keys)}
         manifest = {
@@ -89,13 +94,13 @@ def prepare(
                 "notes": [*tally.notes, *content.notes],
             },
         }
-        return write_manifest(folder, manifest)
+        return write_manifest(folder, manifest | shards)
 
 
 def described(options: PrepareOptions) -> dict[str, Any]:
     """Return the options as the manifest has them; what was not used is not among them."""
     chosen = asdict(options)
-    for name in ("event_weights", "session_gap"):
+    for name in ("event_weights", "session_gap", "shards"):
         if chosen[name] is None:
             del chosen[name]
     # of the training arrays and the sampling law; earlier releases need the key

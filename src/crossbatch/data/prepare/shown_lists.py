@@ -36,11 +36,16 @@ class Lists(NamedTuple):
         return staged, starts
 
 
-def coded_lists(column: pl.Series, codes: KeyCodes) -> Lists:
-    """Return lists of keys, or keys between `SEPARATOR`s, as codes."""
+def as_lists(column: pl.Series) -> pl.Series:
+    """Return lists of keys, or keys between `SEPARATOR`s, as lists."""
     if column.dtype != pl.List:
         column = column.cast(pl.String).str.split(SEPARATOR)
-    lists = column.cast(pl.List(pl.String)).fill_null([])
+    return column.cast(pl.List(pl.String)).fill_null([])
+
+
+def coded_lists(column: pl.Series, codes: KeyCodes) -> Lists:
+    """Return lists of keys, or keys between `SEPARATOR`s, as codes."""
+    lists = as_lists(column)
     keys = lists.list.explode(empty_as_null=False).fill_null("").str.strip_chars()
     return Lists(codes.encode(keys), lists.list.len().to_numpy().astype(np.int64))
 

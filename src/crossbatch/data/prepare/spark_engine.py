@@ -10,29 +10,33 @@ which gives the same ids, times and refused lines.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import offsets_of
+from crossbatch.data.prepare.context_columns import CodedColumn, write_context_schema
 from crossbatch.data.prepare.event_columns import event_columns
 from crossbatch.data.prepare.local_engine import SortedLog, accounting
 from crossbatch.data.prepare.numbering import Frequent, number_keys
 from crossbatch.data.prepare.sequences import mix, save_sequences
-from crossbatch.data.prepare.staged_log import TimeReader, check_read, usable
-from crossbatch.data.readers.source import Part, Source, Tally
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.data.prepare.spark_columns import (
+    carried,
+    event_name,
+    learn,
+    save_events,
+    staged,
+)
+from crossbatch.data.prepare.spark_log import SparkLog, read_log
+from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,26 +45,16 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql import DataFrame, SparkSession
 
+    from crossbatch.data.prepare.event_columns import EventColumn
     from crossbatch.data.prepare.numbering import Numbering
     from crossbatch.data.prepare.options import PrepareOptions
     from crossbatch.data.progress import Progress
+    from crossbatch.data.readers.source import Source, Tally
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which has its Java already
 TIE_COLUMNS = {"shuffle": "mixed", "stable": "row", "item": "item"}
 BATCH_ROWS = 1 << 20
 SIGN = np.uint64(1 << 63)
-# A part's last record holds its tally instead of an interaction. Spark discards the output of a
-# task that it runs again after a failure, so that nothing is counted twice.
-COLUMNS = {
-    "part": "int",
-    "line": "long",
-    "user": "string",
-    "item": "string",
-    "time": "long",
-    "tally": "string",
-}
-SCHEMA = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-MOST_TASKS = 10_000
 
 
 def sort_log(
@@ -76,19 +70,18 @@ def sort_log(
             f"the engine spark reads tables with a time column, got a {source.format} log without "
             "parts that can be read apart: use --engine polars"
         )
-    if event_columns(source, options, folder):
-        raise ConfigError(
-            "the engine spark reads no weights, context, sessions or impressions: use --engine "
-            "polars"
-        )
     staging = folder.absolute() / "staging"
     staging.mkdir()
+    columns = event_columns(source, options, staging)
     with spark_session() as session:
         progress("reading", 0, source.expected_rows)
-        log = read_log(session, source, staging / "log", tally, options.min_rating)
+        log = read_log(session, source, staging / "log", tally, options, carried(columns))
+        learn(columns, log.summaries)
+        _learn_values(columns, log.frame, staging)
         progress("filtering", 0, None)
         keys, frequent = keep_frequent(log, staging, options)
         numbering = number_keys(frequent, options)
+        item_keys = keys["item"].gather(numbering.item_codes).alias("key")
         if options.cold_items:
             numbered = numbered_log(log.frame, keys, numbering, staging / "before")
             lengths = lengths_of(numbered, len(numbering.lengths), staging / "lengths")
@@ -97,16 +90,32 @@ def sort_log(
         offsets = offsets_of(numbering.lengths)
         kept = numbered_log(log.frame, keys, numbering, staging / "numbers")
         ordered = ordered_log(kept, staging / "ordered", ties=options.ties, seed=options.seed)
-        save_sequences(folder, offsets, ordered)
+        if columns:
+            save_events(folder, offsets, ordered, columns, item_keys)
+        else:
+            pairs = ((each["item_id"].to_numpy(), each["time"].to_numpy()) for each in ordered)
+            save_sequences(folder, offsets, pairs)
     shutil.rmtree(staging)
     return SortedLog(
         offsets=offsets,
-        item_keys=keys["item"].gather(numbering.item_codes).alias("key"),
+        item_keys=item_keys,
         user_keys=keys["user"].gather(numbering.user_codes).alias("key"),
         bounds=numbering.bounds,
         below_rating=log.below_rating,
         accounting=accounting(frequent, numbering),
+        other_events=log.other_events,
+        context=write_context_schema(folder, columns),
     )
+
+
+def _learn_values(columns: Sequence[EventColumn], log: DataFrame, folder: Path) -> None:
+    """Tell columns of text which values the log has, by first appearance, and how often each."""
+    for number, column in enumerate(staged(columns)):
+        if isinstance(column, CodedColumn):
+            name, place = event_name(number), folder / f"values-{number}"
+            _counted(log.filter(log[name].isNotNull()), name, place)
+            found = pl.read_parquet(sorted(place.glob("*.parquet"))).sort("first")
+            column.learn_values(found[name], found["count"].to_numpy())
 
 
 @contextmanager
@@ -238,20 +247,19 @@ def lengths_of(numbered: DataFrame, num_users: int, folder: Path) -> np.ndarray:
 
 def ordered_log(
     numbered: DataFrame, folder: Path, *, ties: str, seed: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Sort by (user, time, tie rule) and yield items and times in that order.
+) -> Iterator[pl.DataFrame]:
+    """Sort by (user, time, tie rule) and yield items, times and event columns in that order.
 
     Spark numbers the files of a sorted frame in its order, so that they can be read one by one.
     """
     if ties == "shuffle":
         numbered = _with_mixed(numbered.drop("item"), seed)
     order = ("user_row", "time", TIE_COLUMNS[ties], "row")
-    numbered.orderBy(*order).select("item_id", "time").write.parquet(f"file://{folder}")
+    known = ("user_row", "item_id", "time", "row", "item", "mixed")
+    events = [name for name in numbered.columns if name not in known]
+    numbered.orderBy(*order).select("item_id", "time", *events).write.parquet(f"file://{folder}")
     for file in sorted(folder.glob("*.parquet")):
-        for frame in pl.scan_parquet(file).collect_batches(
-            maintain_order=True, chunk_size=BATCH_ROWS
-        ):
-            yield frame["item_id"].to_numpy(), frame["time"].to_numpy()
+        yield from pl.scan_parquet(file).collect_batches(maintain_order=True, chunk_size=BATCH_ROWS)
 
 
 def _with_mixed(numbered: DataFrame, seed: int) -> DataFrame:
@@ -268,106 +276,3 @@ def _mix_rows(batches: Iterator[RecordBatch], seed: int) -> Iterator[RecordBatch
     for batch in batches:
         mixed = mix(batch.column("row").to_numpy(), seed) ^ SIGN  # Spark's numbers have a sign
         yield batch.append_column("mixed", pa.array(mixed.view(np.int64)))
-
-
-class SparkLog(NamedTuple):
-    """Usable interactions as a Spark frame.
-
-    Its columns are `user`, `item`, `time` (microseconds) and `row`, the interaction's number in the
-    log, as one machine would count it.
-    """
-
-    frame: DataFrame
-    rows: int
-    below_rating: int  # interactions left out for their rating
-
-
-def read_log(
-    session: SparkSession, source: Source, folder: Path, tally: Tally, min_rating: float | None
-) -> SparkLog:
-    """Read all parts into Parquet files of `folder`, once, and return them as a frame.
-
-    Raises:
-        DataError: If too many lines were refused or nothing is left.
-    """
-    from pyspark.sql import functions as f
-
-    read = partial(
-        _read_parts,
-        parts=source.parts,
-        unit=_time_unit(source, tally, min_rating),
-        min_rating=min_rating,
-    )
-    size = len(source.parts)
-    numbers = session.range(0, size, 1, numPartitions=min(size, MOST_TASKS))
-    with _workers_errors():
-        numbers.mapInArrow(read, SCHEMA).write.parquet(f"file://{folder}")
-    staged = session.read.schema(SCHEMA).parquet(f"file://{folder}")
-    found = staged.filter("tally is not null").orderBy("part").select("tally").collect()
-    tallies: list[dict[str, Any]] = [json.loads(record["tally"]) for record in found]
-    for other in tallies:
-        tally.merge(other)
-    ends = list(accumulate(other["rows"] for other in tallies))
-    check_read(source, tally, ends[-1])
-    starts = session.createDataFrame(list(enumerate([0, *ends[:-1]])), "part int, start long")
-    log = staged.filter("tally is null").join(f.broadcast(starts), "part")
-    frame = log.select("user", "item", "time", (f.col("start") + f.col("line")).alias("row"))
-    return SparkLog(frame, ends[-1], sum(other["below_rating"] for other in tallies))
-
-
-@contextmanager
-def _workers_errors() -> Iterator[None]:
-    """Raise a reader's `DataError` from a worker as the same error here."""
-    from pyspark.errors import PythonException
-
-    try:
-        yield
-    except PythonException as error:
-        found = re.search(rf"{DataError.__module__}\.DataError: (.*)", str(error))
-        if found is None:
-            raise
-        raise DataError(found[1]) from error
-
-
-def _time_unit(source: Source, tally: Tally, min_rating: float | None) -> str:
-    """Decide the unit of times once, by the log's first frame; workers must not differ."""
-    time_reader = TimeReader(source.time_unit, tally)
-    first = next(source.parts[0](Tally()), None)
-    if first is not None:
-        usable(first, time_reader, Tally(), min_rating)
-    return time_reader.unit
-
-
-def _read_parts(
-    batches: Iterator[RecordBatch], parts: Sequence[Part], unit: str, min_rating: float | None
-) -> Iterator[RecordBatch]:
-    """Yield the interactions of the parts whose numbers come in, and a tally after each part."""
-    for batch in batches:
-        for number in batch.column("id").to_pylist():
-            yield from _read_part(number, parts[number], unit, min_rating)
-
-
-def _read_part(
-    number: int, part: Part, unit: str, min_rating: float | None
-) -> Iterator[RecordBatch]:
-    tally = Tally()
-    time_reader = TimeReader(unit, tally)
-    rows = below_rating = 0
-    for frame in part(tally):
-        kept, low = usable(frame, time_reader, tally, min_rating)
-        lines = pl.int_range(rows, rows + len(kept), dtype=pl.Int64, eager=True).alias("line")
-        yield from _records(kept.with_columns(lines, part=pl.lit(number)))
-        rows, below_rating = rows + len(kept), below_rating + low
-    summary = json.dumps({**tally.counted, "rows": rows, "below_rating": below_rating})
-    yield from _records(pl.DataFrame({"part": [number], "tally": [summary]}))
-
-
-def _records(frame: pl.DataFrame) -> Iterator[RecordBatch]:
-    """Yield a frame as Spark's `SCHEMA`; columns that it lacks are null."""
-    import pyarrow as pa
-
-    kinds = {"int": pa.int32(), "long": pa.int64(), "string": pa.string()}
-    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
-    missing = [pl.lit(None).alias(name) for name in schema.names if name not in frame.columns]
-    table = frame.with_columns(missing).select(schema.names).to_arrow()
-    yield from table.cast(schema).to_batches()

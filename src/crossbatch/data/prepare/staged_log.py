@@ -158,9 +158,9 @@ def read_log(
     below_rating = other_events = 0
     try:
         for batch in source.batches(tally):
-            rows, low = usable(batch, time_reader, tally, options.min_rating)
-            rows, other = with_weights(rows, options.event_weights)
-            rows = _with_usable_weights(rows, tally)
+            rows, low, other = usable_events(
+                batch, time_reader, tally, options.min_rating, options.event_weights
+            )
             below_rating, other_events = below_rating + low, other_events + other
             codes = log.append_rows(rows)
             if "split" in rows.columns:
@@ -202,6 +202,19 @@ def usable(
         raise DataError("the source has no rating, so --min-rating cannot be applied: leave it out")
     rated = frame.filter(pl.col("rating").cast(pl.Float64, strict=False) >= min_rating)
     return rated, len(frame) - len(rated)
+
+
+def usable_events(
+    batch: pl.DataFrame,
+    time_reader: TimeReader,
+    tally: Tally,
+    min_rating: float | None,
+    event_weights: Mapping[str, float] | None,
+) -> tuple[pl.DataFrame, int, int]:
+    """Return `usable` rows with their weights, and how many had too low a rating or no weight."""
+    rows, low = usable(batch, time_reader, tally, min_rating)
+    rows, other = with_weights(rows, event_weights)
+    return _with_usable_weights(rows, tally), low, other
 
 
 def _with_usable_weights(frame: pl.DataFrame, tally: Tally) -> pl.DataFrame:

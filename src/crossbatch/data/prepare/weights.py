@@ -50,6 +50,11 @@ def with_weights(
     return frame.with_columns(weight.alias("weight")), left_out
 
 
+def weight_summary(weights: np.ndarray) -> list[float]:
+    """Return whether weights are whole numbers, and their sum."""
+    return [float((weights == np.rint(weights)).all()), float(weights.sum())]
+
+
 class WeightColumn:
     """Weights, as `weight_offsets.npy`: whole numbers that add up, so that draws are exact."""
 
@@ -60,10 +65,18 @@ class WeightColumn:
 
     def staged(self, frame: pl.DataFrame) -> np.ndarray:
         """Return the weights of usable rows.  `[n]`, float64."""
-        weights: np.ndarray = frame["weight"].to_numpy()
-        self._whole &= bool((weights == np.rint(weights)).all())
-        self._total += float(weights.sum())
+        weights = self.numbers(frame)
+        self.learn(weight_summary(weights))
         return weights
+
+    def numbers(self, frame: pl.DataFrame) -> np.ndarray:
+        """Return the weights of rows, and learn nothing of them.  `[n]`, float64."""
+        return frame["weight"].to_numpy()
+
+    def learn(self, summary: list[float]) -> None:
+        """Take account of weights by their `weight_summary`."""
+        self._whole &= bool(summary[0])
+        self._total += summary[1]
 
     def keep(self, dataset: Path) -> None:
         """Write whether all weights are whole numbers, and their sum."""

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from crossbatch.cache import release
 from crossbatch.remote import local_path
 from crossbatch.serving import BundleError, open_bundle
 from crossbatch.serving.server.items import ItemFacts
@@ -156,6 +157,7 @@ def _open(path: Path) -> Served:
                 raise
         else:
             if signature(path) == before:
+                release(path.parent)  # of the cache: the files are not read again
                 return Served(bundle, ItemFacts(bundle), datetime.now(UTC))
             last = None
         time.sleep(PAUSE_SECONDS * attempt)

@@ -1,0 +1,180 @@
+"""Read a log on Spark's workers, with the readers that one machine would use."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import polars as pl
+
+from crossbatch.data.prepare.spark_columns import KINDS, Carried, event_name
+from crossbatch.data.prepare.staged_log import TimeReader, check_read, usable, usable_events
+from crossbatch.data.readers.source import Part, Source, Tally
+from crossbatch.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from pyarrow import RecordBatch
+    from pyspark.sql import DataFrame, SparkSession
+
+    from crossbatch.data.prepare.options import PrepareOptions
+
+# A part's last record holds its tally instead of an interaction. Spark discards the output of a
+# task that it runs again after a failure, so that nothing is counted twice.
+COLUMNS = {
+    "part": "int",
+    "line": "long",
+    "user": "string",
+    "item": "string",
+    "time": "long",
+    "tally": "string",
+}
+MOST_TASKS = 10_000
+
+
+class SparkLog(NamedTuple):
+    """Usable interactions as a Spark frame.
+
+    Its columns are `user`, `item`, `time` (microseconds), `row`, the interaction's number in the
+    log, as one machine would count it, and what is carried for event columns.
+    """
+
+    frame: DataFrame
+    rows: int
+    below_rating: int  # interactions left out for their rating
+    other_events: int  # interactions left out for their kind
+    summaries: list[list[list[float]]]  # of each frame that was read, in the order of the log
+
+
+def read_log(
+    session: SparkSession,
+    source: Source,
+    folder: Path,
+    tally: Tally,
+    options: PrepareOptions,
+    carried: tuple[Carried, ...],
+) -> SparkLog:
+    """Read all parts into Parquet files of `folder`, once, and return them as a frame.
+
+    Raises:
+        DataError: If too many lines were refused or nothing is left.
+    """
+    from pyspark.sql import functions as f
+
+    read = partial(
+        _read_parts,
+        parts=source.parts,
+        unit=_time_unit(source, tally, options.min_rating),
+        min_rating=options.min_rating,
+        event_weights=options.event_weights,
+        carried=carried,
+    )
+    schema = ", ".join(f"{name} {kind}" for name, kind in _spark_types(carried).items())
+    size = len(source.parts)
+    numbers = session.range(0, size, 1, numPartitions=min(size, MOST_TASKS))
+    with _workers_errors():
+        numbers.mapInArrow(read, schema).write.parquet(f"file://{folder}")
+    staged = session.read.schema(schema).parquet(f"file://{folder}")
+    found = staged.filter("tally is not null").orderBy("part").select("tally").collect()
+    tallies: list[dict[str, Any]] = [json.loads(record["tally"]) for record in found]
+    for other in tallies:
+        tally.merge(other)
+    ends = list(accumulate(other["rows"] for other in tallies))
+    check_read(source, tally, ends[-1])
+    starts = session.createDataFrame(list(enumerate([0, *ends[:-1]])), "part int, start long")
+    log = staged.filter("tally is null").join(f.broadcast(starts), "part")
+    row = (f.col("start") + f.col("line")).alias("row")
+    frame = log.select("user", "item", "time", row, *map(event_name, range(len(carried))))
+    return SparkLog(
+        frame,
+        ends[-1],
+        sum(other["below_rating"] for other in tallies),
+        sum(other["other_events"] for other in tallies),
+        [summary for other in tallies for summary in other["summaries"]],
+    )
+
+
+def _spark_types(carried: tuple[Carried, ...]) -> dict[str, str]:
+    """Return Spark's types of what workers give."""
+    return COLUMNS | {event_name(number): KINDS[each.kind] for number, each in enumerate(carried)}
+
+
+@contextmanager
+def _workers_errors() -> Iterator[None]:
+    """Raise a reader's `DataError` from a worker as the same error here."""
+    from pyspark.errors import PythonException
+
+    try:
+        yield
+    except PythonException as error:
+        found = re.search(rf"{DataError.__module__}\.DataError: (.*)", str(error))
+        if found is None:
+            raise
+        raise DataError(found[1]) from error
+
+
+def _time_unit(source: Source, tally: Tally, min_rating: float | None) -> str:
+    """Decide the unit of times once, by the log's first frame; workers must not differ."""
+    time_reader = TimeReader(source.time_unit, tally)
+    first = next(source.parts[0](Tally()), None)
+    if first is not None:
+        usable(first, time_reader, Tally(), min_rating)
+    return time_reader.unit
+
+
+def _read_parts(
+    batches: Iterator[RecordBatch],
+    parts: Sequence[Part],
+    unit: str,
+    min_rating: float | None,
+    event_weights: Mapping[str, float] | None,
+    carried: tuple[Carried, ...],
+) -> Iterator[RecordBatch]:
+    """Yield the interactions of the parts whose numbers come in, and a tally after each part."""
+    schema = _spark_types(carried)
+    for batch in batches:
+        for number in batch.column("id").to_pylist():
+            tally = Tally()
+            time_reader = TimeReader(unit, tally)
+            rows = below_rating = other_events = 0
+            summaries = []
+            for frame in parts[number](tally):
+                kept, low, other = usable_events(
+                    frame, time_reader, tally, min_rating, event_weights
+                )
+                values = [each.values(kept) for each in carried]
+                summaries.append([summary for _, summary in values])
+                kept = kept.select("user", "item", "time").with_columns(
+                    pl.int_range(rows, rows + len(kept), dtype=pl.Int64, eager=True).alias("line"),
+                    *(column.alias(event_name(n)) for n, (column, _) in enumerate(values)),
+                    part=pl.lit(number),
+                )
+                yield from _records(kept, schema)
+                rows, below_rating = rows + len(kept), below_rating + low
+                other_events += other
+            counted = {"rows": rows, "below_rating": below_rating, "other_events": other_events}
+            summary = json.dumps({**tally.counted, **counted, "summaries": summaries})
+            yield from _records(pl.DataFrame({"part": [number], "tally": [summary]}), schema)
+
+
+def _records(frame: pl.DataFrame, types: Mapping[str, str]) -> Iterator[RecordBatch]:
+    """Yield a frame with Spark's types; columns that it lacks are null."""
+    import pyarrow as pa
+
+    kinds = {
+        "int": pa.int32(),
+        "long": pa.int64(),
+        "double": pa.float64(),
+        "string": pa.string(),
+        "array<string>": pa.list_(pa.string()),
+    }
+    schema = pa.schema([(name, kinds[kind]) for name, kind in types.items()])
+    missing = [pl.lit(None).alias(name) for name in schema.names if name not in frame.columns]
+    table = frame.with_columns(missing).select(schema.names).to_arrow()
+    yield from table.cast(schema).to_batches()
