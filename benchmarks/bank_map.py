@@ -1,4 +1,4 @@
-"""Where a bank pays: quality of six kinds of negatives over batch sizes, at equal samples.
+"""Where a bank pays: quality of seven kinds of negatives over batch sizes, at equal samples.
 
     python benchmarks/bank_map.py DATASET --out results/bank/book-1m.json --samples 512000
     python benchmarks/bank_map.py DATASET --out … --rules in-batch,balanced --seeds 0,1,2
@@ -9,6 +9,11 @@ doubling or halving from a rate that grows with the square root of the batch siz
 items that a user has had. Processor time is that of one thread, steps alone; "two-sided" is a
 prototype in plain torch, whose time says nothing. Every finished training is in `--out`, and is not
 repeated: several processes may fill one file, each with other cells.
+
+Towers that read titles need data that `prepare` was given a `--tokenizer` for: `train` for the
+title transformer, the encoder's folder for MiniLM. That folder must be `minilm` in the working
+directory. The rule "cached softmax" has the gradients of the whole batch, of which `--sizes` rows
+are encoded at a time (`CachedSoftmax`).
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bank_study import Learner
+from cached_step import CachedStep
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
 from crossbatch.evaluation.runs import RunEvaluator
@@ -39,6 +45,12 @@ if TYPE_CHECKING:
 METRICS = ("recall@50", "ndcg@50", "tail_recall@50")
 DECIDES = "recall@50"
 IDS = {"item_features": [], "history": "id"}  # an item is a row of a table
+MINILM = {
+    "name": "youtube_dnn",
+    "tower": {"pooling": "recency"},
+    "item_tower": "huggingface",
+    "history": "id",
+}
 TOWERS: dict[str, dict[str, Any]] = {
     "recency pooling": IDS | {"name": "youtube_dnn", "tower": {"pooling": "recency"}},
     "gru4rec": IDS | {"name": "gru4rec"},
@@ -50,10 +62,13 @@ TOWERS: dict[str, dict[str, Any]] = {
         "item": {"width": 64, "layers": 2, "max_tokens": 16},
         "history": "id",
     },
+    "MiniLM": MINILM | {"item": {"model": "minilm"}},
+    "MiniLM, frozen": MINILM | {"item": {"model": "minilm", "frozen_layers": -1}},
     "recency pooling, titles": {"name": "youtube_dnn", "tower": {"pooling": "recency"}},
 }
 HISTORY = {"recent items": 10}  # else 20
-RULES = ("in-batch", "balanced", "deferred", "as published", "mixed", "two-sided")
+ENCODER_RATE = {"MiniLM": 0.05}  # rate of pretrained weights, as a share of the others'
+RULES = ("in-batch", "balanced", "deferred", "as published", "mixed", "two-sided", "cached softmax")
 WARMUP = 0.1  # share of the steps before a bank is read
 RATE_AT_128 = 0.0014
 
@@ -63,6 +78,7 @@ def sampler_of(rule: str, size: int, steps: int) -> dict[str, Any]:
     bank = {"name": "cross_batch", "capacity": size, "warmup_steps": int(WARMUP * steps)}
     return {
         "in-batch": {"name": "in_batch"},
+        "cached softmax": {"name": "in_batch"},
         "as published": bank | {"item_gradient": "paper"},
         "balanced": bank | {"item_gradient": "balanced"},
         "deferred": bank | {"item_gradient": "deferred"},
@@ -85,9 +101,19 @@ def recipe_of(cell: dict[str, Any]) -> Recipe:
                 "lr": cell["lr"],
                 "seed": cell["seed"],
                 "threads": 1,
+                **_rates_of_encoder(cell, steps),
             },
         }
     )
+
+
+def _rates_of_encoder(cell: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Options of `[train]` for pretrained weights: small rates that rise slowly, no large steps."""
+    share = ENCODER_RATE.get(cell["tower"])
+    if share is None:
+        return {}
+    rates = {"item_tower.encoder": share * cell["lr"]}
+    return {"lr_of": rates, "warmup_steps": int(WARMUP * steps), "clip_norm": 1.0}
 
 
 def train(cell: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
@@ -116,14 +142,16 @@ def _learner(
     """A training step, its towers, and what completes postponed updates."""
     if cell["rule"] != "two-sided":
         trainer = build_trainer(recipe, dataset)
-        return trainer.train_step, trainer.model, trainer.optimizer.flush
+        cached = cell["rule"] == "cached softmax"
+        step = CachedStep(trainer, cell["size"]) if cached else trainer.train_step
+        return step, trainer.model, trainer.optimizer.flush
     learner, done = Learner("two banks", recipe, dataset, cell["size"]), [0]
 
-    def step(batch: Batch) -> None:
+    def two_sided(batch: Batch) -> None:
         done[0] += 1
         learner.learn(batch, use_bank=done[0] > WARMUP * recipe.train.max_steps)
 
-    return step, learner.trainer.model, learner.trainer.optimizer.flush
+    return two_sided, learner.trainer.model, learner.trainer.optimizer.flush
 
 
 class Map:

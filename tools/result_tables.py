@@ -38,7 +38,7 @@ RESULTS = ROOT / "results"
 sys.path.append(str(ROOT / "benchmarks"))
 
 from auto_quality import write_judgement  # noqa: E402 (a script outside the package)
-from bank_map import RULES, equivalent_batch, measured_cells  # noqa: E402
+from bank_map import RULES, TOWERS, equivalent_batch, measured_cells  # noqa: E402
 from bank_rule import judged, read_cells  # noqa: E402
 from tower_study import DEFAULT, measured, recorded  # noqa: E402
 
@@ -338,7 +338,7 @@ def bank(*names: str) -> str:
     heads += ["recall@50", "gain", "NDCG@50", "gain", "tail recall@50", "CPU s"]
     lines = []
     for name in names:
-        cells = bank_cells(name)
+        cells = [cell for cell in bank_cells(name) if not _reads_text(cell)]
         for cell in cells:
             base = next(
                 (
@@ -349,15 +349,63 @@ def bank(*names: str) -> str:
                 ),
                 None,
             )
-            size = f" ({cell['size']:,})" if cell["size"] else ""
-            samples = f"{cell['samples'] // 1000:,} k"
-            line = [DATA[name], cell["tower"], samples, str(cell["batch"]), cell["rule"] + size]
-            line += [f"{cell['lr']:g}", str(cell["seeds"])]
-            for metric in ("recall@50", "ndcg@50"):
-                line.append(_mean_and_spread(cell[metric]))
-                line.append("" if base in (None, cell) else _relative(cell[metric], base[metric]))
+            line = [DATA[name], *_bank_line(cell, base)]
             tail = 100 * statistics.fmean(cell["tail_recall@50"])
             lines.append([*line, f"{tail:.1f}", f"{cell['cpu_seconds']:.0f}"])
+    return table(heads, lines)
+
+
+def bank_text(*names: str) -> str:
+    """Towers that encode titles: quality and time, beside in-batch negatives of the least rows."""
+    heads = ["data", "tower", "samples", "batch", "negatives", "rate", "seeds"]
+    heads += ["recall@50", "gain", "NDCG@50", "gain", "on validation users", "CPU s", "time"]
+    lines = []
+    for name in names:
+        cells = [cell for cell in bank_cells(name) if _reads_text(cell)]
+        for cell in cells:
+            same = [c for c in cells if all(c[key] == cell[key] for key in ("tower", "samples"))]
+            base = min((c for c in same if c["rule"] == "in-batch"), key=lambda c: c["batch"])
+            own = cell is base
+            valid = "" if own else _relative(cell["valid"], base["valid"])
+            time = "" if own else f"{cell['cpu_seconds'] / base['cpu_seconds']:.1f} ×"
+            line = [DATA[name], *_bank_line(cell, base), valid]
+            lines.append([*line, f"{cell['cpu_seconds']:.0f}", time])
+    return table(heads, lines)
+
+
+def _reads_text(cell: dict[str, Any]) -> bool:
+    """Whether an encoder of text is a part of the cell's item tower."""
+    return "item_tower" in TOWERS[cell["tower"]]
+
+
+def _bank_line(cell: dict[str, Any], base: dict[str, Any] | None) -> list[str]:
+    """What a cell is, and its quality beside that of another one."""
+    size = f" ({cell['size']:,})" if cell["size"] else ""
+    samples = f"{cell['samples'] // 1000:,} k"
+    line = [cell["tower"], samples, str(cell["batch"]), cell["rule"] + size]
+    line += [f"{cell['lr']:g}", str(cell["seeds"])]
+    for metric in ("recall@50", "ndcg@50"):
+        line.append(_mean_and_spread(cell[metric]))
+        line.append("" if base in (None, cell) else _relative(cell[metric], base[metric]))
+    return line
+
+
+def delayed_push(name: str, rule: str) -> str:
+    """The item-side gradient of a bank against that of a true batch, at a constant rate."""
+    heads = ["tower", "weights", "bank", "stay of a row", "cosine", "length over the true one"]
+    heads += ["of single steps", "left over of a step's pull"]
+    record = json.loads((RESULTS / "delayed-push" / f"{name}.json").read_text(encoding="utf-8"))
+    lines = []
+    for row in record["rows"]:
+        if (row["rule"], row["schedule"]) != (rule, "constant"):
+            continue
+        for part, weights in (("shared", "which items share"), ("ids", "a table of ids")):
+            if f"{part}: cosine" in row:
+                line = [row["tower"], weights, f"{row['size']:,}"]
+                line.append(f"{row['size'] // row['batch']} steps")
+                values = ("cosine", "length", "length of a step")
+                line += [f"{row[f'{part}: {value}']:.2f}".replace("-", "−") for value in values]
+                lines.append([*line, f"{row['left over']:.2f}"])
     return table(heads, lines)
 
 
@@ -367,7 +415,7 @@ def bank_equivalent(*names: str) -> str:
     heads += ["by NDCG@50"]
     lines = []
     for name in names:
-        cells = bank_cells(name)
+        cells = [cell for cell in bank_cells(name) if not _reads_text(cell)]
         for cell in cells:
             if cell["rule"] not in ("balanced", "deferred") or not _has_larger_batch(cells, cell):
                 continue
@@ -409,8 +457,10 @@ def bank_rule(*names: str) -> str:
 
 
 def bank_cells(name: str) -> Rows:
-    """The cells of one data set's map."""
-    return measured_cells(json.loads((RESULTS / "bank" / f"{name}.json").read_text())["runs"])
+    """The cells of one data set's map, and of towers that read its titles."""
+    found = [RESULTS / "bank" / f"{name}{kind}.json" for kind in ("", "-text")]
+    known = [json.loads(path.read_text(encoding="utf-8")) for path in found if path.is_file()]
+    return measured_cells([run for document in known for run in document["runs"]])
 
 
 def draw_bank(path: Path, tower: str, *names: str) -> None:
@@ -473,6 +523,8 @@ TABLES: dict[str, Callable[..., str]] = {
     "bank": bank,
     "bank-equivalent": bank_equivalent,
     "bank-rule": bank_rule,
+    "bank-text": bank_text,
+    "delayed-push": delayed_push,
     "table1": table1,
     "strong-table1": strong_table1,
     "spared": spared,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,31 @@ def test_pages_show_what_the_records_say():
         marks += len(tables.MARKED.findall(page))
         assert tables.filled(page) == page, f"{name} is older than results/: run the tool"
     assert marks
+
+
+def test_towers_that_read_titles_stand_beside_the_smallest_batch(tmp_path, monkeypatch):
+    def run(batch, rule, recall, seconds, tower="title transformer"):
+        metrics = {"recall@50": recall, "ndcg@50": recall / 2, "tail_recall@50": 0.0}
+        known = {"tower": tower, "samples": 64_000, "batch": batch, "rule": rule, "lr": 0.001}
+        known |= {"size": 0 if rule == "in-batch" else 32, "seed": 0, "cpu_seconds": seconds}
+        return known | {"valid": metrics, "test": metrics}
+
+    tables, folder = load(), tmp_path / "bank"
+    folder.mkdir()
+    ids = run(32, "in-batch", 0.4, 1.0, "recency pooling")
+    known = {"beauty": [run(32, "in-batch", 0.1, 10.0), ids]}
+    known["beauty-text"] = [run(256, "in-batch", 0.11, 5.0), run(256, "cached softmax", 0.09, 20.0)]
+    for name, runs in known.items():
+        (folder / f"{name}.json").write_text(json.dumps({"runs": runs}))
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    rows = [line.split(" | ")[3:] for line in tables.bank_text("beauty").splitlines()[2:]]
+    shown = [[row[0], row[1], row[5], row[8], row[9], row[10].rstrip(" |")] for row in rows]
+    assert shown == [
+        ["32", "in-batch", "", "", "10", ""],
+        ["256", "in-batch", "+10.0 %", "+10.0 %", "5", "0.5 ×"],
+        ["256", "cached softmax (32)", "−10.0 %", "−10.0 %", "20", "2.0 ×"],
+    ]
+    assert len(tables.bank("beauty").splitlines()) == 3  # the tower of ids alone
 
 
 def test_numbers_in_print():
