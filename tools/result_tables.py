@@ -85,6 +85,7 @@ DATA = {
     "electronic-1m": "Amazon-Electronics sample",
     "globo": "Globo.com news",
     "generated": "generated log",
+    "generated-large": "larger generated log",
 }
 BANK_DATA, BANK_SIZE = ("book-1m", "beauty"), 2432  # of the figure
 VERDICTS = {"better": "better", "worse": "**worse**", "unclear": "level"}
@@ -411,15 +412,15 @@ def delayed_push(name: str, rule: str) -> str:
 
 def bank_equivalent(*names: str) -> str:
     """The batch size with which in-batch negatives are as good as a bank."""
-    heads = ["data", "tower", "batch with a bank", "bank", "as good as in-batch with, by recall@50"]
-    heads += ["by NDCG@50"]
+    heads = ["data", "tower", "samples", "batch with a bank", "bank"]
+    heads += ["as good as in-batch with, by recall@50", "by NDCG@50"]
     lines = []
     for name in names:
         cells = [cell for cell in bank_cells(name) if not _reads_text(cell)]
         for cell in cells:
             if cell["rule"] not in ("balanced", "deferred") or not _has_larger_batch(cells, cell):
                 continue
-            line = [DATA[name], cell["tower"], str(cell["batch"])]
+            line = [DATA[name], cell["tower"], f"{cell['samples'] // 1000:,} k", str(cell["batch"])]
             line.append(f"{cell['rule']} ({cell['size']:,})")
             for metric in ("recall@50", "ndcg@50"):
                 batch, above = equivalent_batch(cells, cell, metric)
