@@ -1,8 +1,8 @@
 """The local cache of what was fetched from object stores: folders in use, and room for new ones.
 
 Every folder of the cache is an entry: a dataset, a bundle, or the files of a log. A process holds a
-shared lock on the entries that it uses, until it ends or says otherwise, and nobody removes those.
-`$CROSSBATCH_CACHE_BYTES` bounds the cache: before something is fetched, the entries that nobody
+shared lock on the entries that it uses, until it ends or gives them back; those are never removed.
+`$CROSSBATCH_CACHE_BYTES` bounds the cache: before something is fetched, entries that no process
 uses are removed, the one that was opened longest ago first, until there is room.
 """
 
