@@ -94,7 +94,7 @@ def remove_unused(folder: Path) -> bool:
     with _alone(folder) as free:
         if not free:
             return not folder.exists()
-        # under another name nobody opens what is half removed
+        # under another name, so that no process opens what is half removed
         aside = tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent)
         with suppress(OSError):
             folder.rename(Path(aside) / folder.name)
@@ -104,7 +104,7 @@ def remove_unused(folder: Path) -> bool:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[bool]:
-    """Lock a folder for this process alone, if nobody uses it."""
+    """Lock a folder for this process alone, if no other one uses it."""
     try:
         lock = os.open(folder, os.O_RDONLY)
     except OSError:
