@@ -62,6 +62,9 @@ def main():
     trainer.save_checkpoint(out / "saved.ckpt")
     fit("resumed", out, [CrossBatchCallback()], ckpt_path=out / "saved.ckpt")
     fit("overwritten", out, [])
+    # Threads of gloo that still run when the interpreter ends may abort the process.
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
