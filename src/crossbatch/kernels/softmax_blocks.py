@@ -23,7 +23,7 @@ from crossbatch.kernels.ragged import lengths
 from crossbatch.kernels.softmax_compiled import blocks, softmax_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 WIDE, MANY = 128, 4096  # dimensions of a vector, columns: where faster products pay
 
@@ -126,18 +126,19 @@ def softmax_blocks(
     """
     u, own, stops = rows.u, rows.own, rows.stops
     B, most = stops.shape[0], size
+    losses = u.new_empty(B)
+    floats = u, columns.log_q, columns.own_log_q, rows.log_weights, rows.scale
+    if not rows.parts or not usable(*floats):
+        _multiplied_blocks(columns, rows, gradients, size, width, losses, _plain_rows)
+        return losses
+    wide = u.shape[1] >= WIDE or width >= MANY  # else exponentials take most of the time
+    if wide and worth_it(min(size, B), width, u.shape[1], u, *rows.parts):
+        _multiplied_blocks(columns, rows, gradients, size, width, losses, _compiled_rows)
+        return losses
     if u.shape[0] != B:  # several queries a row
         ends = [0, *stops[size - 1 :: size].tolist(), u.shape[0]]
         most = max(end - start for start, end in pairwise(ends))
-    block, losses = u.new_empty(min(most, u.shape[0]), width), u.new_empty(B)
-    floats = u, columns.log_q, columns.own_log_q, rows.log_weights, rows.scale
-    if not rows.parts or not usable(*floats):
-        _plain_blocks(columns, rows, gradients, size, block, losses)
-        return losses
-    wide = u.shape[1] >= WIDE or width >= MANY  # else exponentials take most of the time
-    if wide and worth_it(len(block), width, u.shape[1], u, *rows.parts):
-        _multiplied_blocks(columns, rows, gradients, size, width, losses)
-        return losses
+    block = u.new_empty(min(most, u.shape[0]), width)
     nothing = np.empty((0, u.shape[1]), dtype=np.float32)
     exclude = np.empty((0, 0), dtype=np.bool_)
     parts = [array(part) for part in rows.parts]  # which must outlive the call
@@ -169,13 +170,18 @@ def softmax_blocks(
 
 
 def _multiplied_blocks(
-    columns: Columns, rows: Rows, gradients: Gradients, size: int, width: int, losses: Tensor
+    columns: Columns,
+    rows: Rows,
+    gradients: Gradients,
+    size: int,
+    width: int,
+    losses: Tensor,
+    turn: Callable[[Columns, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> None:
-    """`softmax_blocks` with large products outside of compiled code, where they are faster."""
+    """`softmax_blocks` with products by torch; `turn` is `_plain_rows` or does as it does."""
     u, own, stops = rows.u, rows.own, rows.stops
     B, N, start = stops.shape[0], columns.column_keys.shape[0], 0
     vectors = torch.cat([*rows.parts, u.new_zeros(width - N, u.shape[1])])
-    exclude = columns.exclude
     for first in range(0, B, size):
         last = min(first + size, B)
         end = int(stops[last - 1])
@@ -183,19 +189,12 @@ def _multiplied_blocks(
         scores = multiply(some, vectors.t())
         if own is not None:
             scores[:, N] = torch.linalg.vecdot(some, own[start:end])
-        softmax_rows(
-            scores.numpy(),
-            array(rows.log_weights[start:end]),
-            array(stops[first:last] - start),
-            array(columns.log_q),
-            array(columns.row_keys[first:last]),
-            array(columns.column_keys),
-            np.empty((0, 0), dtype=np.bool_) if exclude is None else array(exclude[first:last]),
-            array(columns.own_log_q[first:last]),
-            -1 if columns.own is None else columns.own + first,
-            array(rows.scale[first:last]),
-            losses[first:last].numpy(),
-            gradients.log_weights[start:end].numpy(),
+        losses[first:last], gradients.log_weights[start:end] = turn(
+            columns.rows(first, last),
+            scores,
+            rows.log_weights[start:end],
+            stops[first:last] - start,
+            rows.scale[first:last],
         )
         if len(gradients.users):
             users = gradients.users[start:end].copy_(multiply(scores, vectors))
@@ -212,40 +211,27 @@ def _multiplied_blocks(
         start = end
 
 
-def _plain_blocks(
-    columns: Columns, rows: Rows, gradients: Gradients, size: int, block: Tensor, losses: Tensor
-) -> None:
-    """`softmax_blocks` in plain torch."""
-    u, own, parts, stops = rows.u, rows.own, rows.parts, rows.stops
-    B, N, start = stops.shape[0], columns.column_keys.shape[0], 0
-    for first in range(0, B, size):
-        last = min(first + size, B)
-        end = int(stops[last - 1])
-        some, scores = u[start:end], block[: end - start]
-        places = scores.narrow(1, 0, N).split([len(part) for part in parts], dim=1)
-        for place, part in zip(places, parts, strict=True):
-            torch.mm(some, part.t(), out=place)
-        if own is not None:
-            scores[:, N] = torch.linalg.vecdot(some, own[start:end])
-        losses[first:last], gradients.log_weights[start:end] = _plain_rows(
-            columns.rows(first, last),
-            scores,
-            rows.log_weights[start:end],
-            stops[first:last] - start,
-            rows.scale[first:last],
-        )
-        if len(gradients.users):
-            users = gradients.users[start:end]
-            for i, (place, part) in enumerate(zip(places, parts, strict=True)):
-                torch.addmm(users, place, part, beta=0 if i == 0 else 1, out=users)
-                found = gradients.columns[i]
-                if len(found):
-                    torch.addmm(found, place.t(), some, beta=0 if first == 0 else 1, out=found)
-            if own is not None and gradients.own is not None:
-                pull = scores[:, N].unsqueeze(1)
-                users.addcmul_(own[start:end], pull)
-                torch.mul(some, pull, out=gradients.own[start:end])
-        start = end
+def _compiled_rows(
+    columns: Columns, block: Tensor, log_weights: Tensor, stops: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `_plain_rows`, in one pass over each row while it is in the cache."""
+    losses, pulls = block.new_empty(stops.shape[0]), block.new_empty(len(block))
+    exclude = columns.exclude
+    softmax_rows(
+        block.numpy(),
+        array(log_weights),
+        array(stops),
+        array(columns.log_q),
+        array(columns.row_keys),
+        array(columns.column_keys),
+        np.empty((0, 0), dtype=np.bool_) if exclude is None else array(exclude),
+        array(columns.own_log_q),
+        -1 if columns.own is None else columns.own,
+        array(scale),
+        losses.numpy(),
+        pulls.numpy(),
+    )
+    return losses, pulls
 
 
 def _plain_rows(
