@@ -40,7 +40,7 @@ OPS = {
     "linear": Operation(products.linear, products.definition),
     "known_columns": Operation(known_columns.known_columns, known_columns.definition),
     "recency_mean": Operation(history_means.recency_mean, history_means.definition),
-    "sum_rows": Operation(table_rows.sum_rows, table_rows.sum_definition),
+    "mean_rows": Operation(table_rows.mean_rows, table_rows.mean_definition),
     "routed_interests": Operation(routing.routed_interests, routing.definition),
     "sampled_softmax": Operation(sampled_softmax.sampled_softmax, sampled_softmax.definition),
     "scores_above": Operation(topk_scan.scores_above, topk_scan.definition),

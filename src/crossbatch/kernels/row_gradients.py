@@ -1,7 +1,7 @@
 """Gradients of the rows of an embedding table that a batch has read, added up by row.
 
-A batch reads popular rows several times, and rows that were summed share one gradient. So before an
-optimiser moves rows, the gradients of each distinct row are added up.
+A batch reads popular rows several times, and rows that were averaged share one gradient. So before
+an optimiser moves rows, the gradients of each distinct row are added up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RowRead:
     Attributes:
         ids: `[n]` rows of the table.
         leaf: `[m, ≥ d]` what the towers saw, a leaf of autograd's graph: its gradient is theirs.
-        sizes: `[m]` how many consecutive ids each row of `leaf` is the sum of; None where every
+        sizes: `[m]` how many consecutive ids each row of `leaf` is the mean of; None where every
             id has its own.
         columns: Those of `leaf` that are of this table; others are of tables read beside it.
     """
@@ -42,7 +42,7 @@ class RowRead:
 
     @property
     def gradient(self) -> Tensor | None:
-        """`[m, d]` gradient of the rows or of their sums; None where there is none."""
+        """`[m, d]` gradient of the rows or of their means; None where there is none."""
         return None if self.leaf.grad is None else self.leaf.grad[:, self.columns]
 
 
@@ -62,7 +62,10 @@ def gradient_of_each_id(read: RowRead) -> Tensor:
     """`[n, d]` gradient of each id of a read."""
     gradient = read.gradient
     assert gradient is not None
-    return gradient if read.sizes is None else gradient.repeat_interleave(read.sizes, dim=0)
+    if read.sizes is None:
+        return gradient
+    shares = gradient / read.sizes.clamp(min=1).unsqueeze(1)
+    return shares.repeat_interleave(read.sizes, dim=0)
 
 
 class RowSums:
@@ -160,7 +163,8 @@ def _add_read(
     Args:
         ids: `[n]` rows of the table.
         sizes: `[m]` how many ids each row of `gradient` is of, or empty where every id has its own.
-        gradient: `[m, ≥ column + d]`.
+        gradient: `[m, ≥ column + d]`; where there are sizes, its columns that count are divided by
+            them in place.
         column: Its first column that counts.
         padding: Row to leave out, or −1.
         num_rows: Rows of the table.
@@ -185,6 +189,10 @@ def _add_read(
             left = sizes[bag] if sizes.shape[0] else 1
             if left < 0:
                 return -1
+            if left > 1:
+                share = np.float32(1 / left)
+                for k in range(column, column + d):
+                    gradient[bag, k] *= share
         left -= 1
         if not 0 <= row < num_rows:
             return -1

@@ -181,7 +181,9 @@ class _SampledSoftmax(torch.autograd.Function):
         with no_autocast(users.device):
             losses, gradients = _losses(ctx, scale, users, own, log_weights, *vectors)
         ctx.save_for_backward(*gradients if mean else (users, own, log_weights, *vectors))
-        return losses.mean() if mean else losses
+        if not mean:
+            return losses
+        return losses.mean() if scale is None else losses.dot(as_type(scale, losses.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

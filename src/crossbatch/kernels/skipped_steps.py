@@ -81,18 +81,12 @@ class SkippedSteps:
         self.decay = self._ratio ** torch.arange(horizon, dtype=torch.float64)[:, None]
         self.sums = torch.zeros(0, len(POWERS), dtype=torch.float64)
         self.alpha = self.h = torch.zeros(0, dtype=torch.float64)
-        self._rates: list[tuple[float, float]] = []
 
     def reach(self, step: int) -> None:
         """Let the tables cover starts up to `step`."""
         if step >= len(self.sums):
             start = len(self.sums)
             self._grow(start, max(step + 1, 2 * start, BLOCK))
-
-    def rates(self, step: int) -> tuple[float, float]:
-        """α and h of a step."""
-        self.reach(step)
-        return self._rates[step]
 
     def catch_up(
         self, ids: Tensor, weight: Tensor, first: Tensor, second: Tensor, touched: Tensor, step: int
@@ -119,18 +113,18 @@ class SkippedSteps:
             raise IndexError(f"ids must be rows of the table, 0 to {len(weight) - 1}")
 
     def _grow(self, start: int, stop: int) -> None:
-        horizon = len(self.decay)
-        steps = torch.arange(stop + horizon, dtype=torch.float64)
+        doublings = (len(self.decay) - 1).bit_length()
+        steps = torch.arange(stop + 2**doublings, dtype=torch.float64)
         steps[0] = 1.0  # there is no step 0; any value will do
         self.alpha = self._rate(steps) / (1 - self.betas[0] ** steps)
         self.h = 1 / (1 - self.betas[1] ** steps).sqrt()
-        self._rates = list(zip(self.alpha.tolist(), self.h.tolist(), strict=True))
         powers = torch.tensor(POWERS, dtype=torch.float64)
-        terms = self.alpha[:, None] * self.h[:, None] ** powers
-        sums = torch.zeros(stop + horizon, len(POWERS), dtype=torch.float64)
-        for s in range(stop + horizon - 2, start - 1, -1):
-            torch.mul(self._ratio, terms[s + 1] + sums[s + 1], out=sums[s])
-        self.sums = torch.cat([self.sums, sums[start:stop]])
+        alpha, h = self.alpha[start + 1 :, None], self.h[start + 1 :, None]
+        # Sums of 1, 2, 4 … terms from each step on: those behind the horizon are negligible.
+        sums = self._ratio * alpha * h**powers
+        for i in range(doublings):
+            sums = sums[: -(2**i)] + self._ratio ** (2**i) * sums[2**i :]
+        self.sums = torch.cat([self.sums, sums])
 
     def _make_up(
         self,

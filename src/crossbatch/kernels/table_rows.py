@@ -1,4 +1,4 @@
-"""Rows of embedding tables side by side: each on its own, or added up over bags of ids.
+"""Rows of embedding tables side by side: each on its own, or the mean over bags of ids.
 
 Rows lie anywhere in tables larger than any cache. The compiled forms request a row a little before
 it is needed, and write rows of several tables into one tensor.
@@ -19,6 +19,7 @@ from crossbatch.kernels.compiler import (
     check_ids,
     compiled,
     intrinsic,
+    np,
     usable,
 )
 
@@ -49,27 +50,28 @@ def gather_rows(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> Tensor:
     return rows
 
 
-def bag_sizes(offsets: Tensor, num_ids: int) -> Tensor:
-    """`[B]` number of ids of bags that begin at `offsets` `[B]`."""
-    return offsets.diff(append=offsets.new_full((1,), num_ids))
-
-
-def sum_definition(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) -> Tensor:
-    """As `sum_rows`."""
+def mean_definition(
+    tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `mean_rows`."""
     n = len(ids[0])
-    sizes = bag_sizes(offsets, n)
+    sizes = offsets.diff(append=offsets.new_full((1,), n))
     # torch's own function reads past the end for offsets that do not begin at 0 or that fall.
     if bool((sizes < 0).any()) or (n > 0 and not (offsets[:1] == 0).any()):
         raise IndexError(f"offsets must rise from 0 to at most {n}, the number of ids")
-    sums = [
-        functional.embedding_bag(own, table, offsets, mode="sum")
+    means = [
+        functional.embedding_bag(own, table, offsets, mode="mean")
         for table, own in zip(tables, ids, strict=True)
     ]
-    return torch.cat(sums, dim=1)
+    return torch.cat(means, dim=1), sizes
 
 
-def sum_rows(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) -> Tensor:
-    """Sums of rows `[B, Σ d]` over bags of ids; zeros for an empty bag. No gradient.
+def mean_rows(
+    tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean rows `[B, Σ d]` of bags of ids, zeros for an empty bag; and the bags' sizes `[B]`.
+
+    No gradient.
 
     Args:
         tables: `[R_i, d_i]`.
@@ -80,14 +82,15 @@ def sum_rows(tables: Sequence[Tensor], ids: Sequence[Tensor], offsets: Tensor) -
     check_ids(offsets=offsets)
     check_device(offsets, *ids)
     if not usable(*tables):
-        return sum_definition(tables, ids, offsets)
-    sums = torch.empty(offsets.shape[0], sum([table.shape[1] for table in tables]))
-    if not _sums(_arrays(tables), _arrays(ids), array(offsets), sums.numpy()):
+        return mean_definition(tables, ids, offsets)
+    means = torch.empty(offsets.shape[0], sum([table.shape[1] for table in tables]))
+    sizes = torch.empty_like(offsets)
+    if not _means(_arrays(tables), _arrays(ids), array(offsets), means.numpy(), sizes.numpy()):
         raise IndexError(
             f"ids must be rows of tables of {[len(table) for table in tables]} rows, and offsets "
             f"rise from 0 to at most {ids[0].shape[0]}"
         )
-    return sums
+    return means, sizes
 
 
 def _check(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> None:
@@ -126,8 +129,8 @@ def _gather(tables: Any, ids: Any, rows: Array) -> bool:
 
 
 @compiled
-def _sums(tables: Any, ids: Any, offsets: Array, sums: Array) -> bool:
-    """Write sums of rows next to each other; False for an id or an offset that is out of range."""
+def _means(tables: Any, ids: Any, offsets: Array, means: Array, sizes: Array) -> bool:
+    """Write mean rows next to each other; False for an id or an offset that is out of range."""
     B, first = offsets.shape[0], 0
     if ids[0].shape[0] > 0 and (B == 0 or offsets[0] != 0):
         return False
@@ -138,7 +141,8 @@ def _sums(tables: Any, ids: Any, offsets: Array, sums: Array) -> bool:
             stop = offsets[b + 1] if b + 1 < B else own.shape[0]
             if not 0 <= start <= stop <= own.shape[0]:
                 return False
-            total = sums[b, first : first + d]
+            sizes[b] = stop - start
+            total = means[b, first : first + d]
             for k in range(d):
                 total[k] = 0
             for n in range(start, stop):
@@ -150,5 +154,8 @@ def _sums(tables: Any, ids: Any, offsets: Array, sums: Array) -> bool:
                 row = table[own[n]]
                 for k in range(d):
                     total[k] += row[k]
+            share = np.float32(1 / max(stop - start, 1))
+            for k in range(d):
+                total[k] *= share
         first += d
     return True

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from crossbatch.kernels.large_pages import on_large_pages
 from crossbatch.kernels.row_gradients import RowRead
-from crossbatch.kernels.table_rows import bag_sizes, gather_rows, sum_rows
+from crossbatch.kernels.table_rows import gather_rows, mean_rows
 
 from .checks import check_at_least_one
 
@@ -137,10 +137,9 @@ def mean_side_by_side(lookups: Sequence[tuple[EmbeddingTable, Tensor]], offsets:
     """
     if any(table.row_optimizer is None for table, _ in lookups):
         return torch.cat([table.mean(ids, offsets) for table, ids in lookups], dim=-1)
-    sums = sum_rows(*_prepared(lookups), offsets)
-    sizes = bag_sizes(offsets, lookups[0][1].shape[0])  # [N]
-    _remember(lookups, sums, sizes)
-    return sums / sizes.clamp(min=1).unsqueeze(1)
+    means, sizes = mean_rows(*_prepared(lookups), offsets)
+    _remember(lookups, means, sizes)
+    return means
 
 
 def _prepared(

@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from crossbatch.kernels.ragged import lengths, real_entries
+from crossbatch.kernels.ragged import real_entries
 from crossbatch.kernels.unit_vectors import unit_vectors
 from crossbatch.queries import Queries
 
@@ -170,7 +171,7 @@ class TwoTower(nn.Module):
             return History(lambda: self.describe(distinct).index_select(0, where), stops)
         source = self.item_tower.table if self.history == "id" else self.item_tower
         mean = getattr(source, "mean" if self.history == "id" else "mean_columns", None)
-        read_mean = (lambda: mean(item_ids, stops - lengths(stops))) if mean else None
+        read_mean = (lambda: mean(item_ids, pad(stops, (1, -1)))) if mean else None
         return History(lambda: self.describe(item_ids), stops, read_mean)
 
     def interests(

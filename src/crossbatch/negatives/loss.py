@@ -89,7 +89,7 @@ def sampled_softmax_loss(
         mean=reduction == "mean",
         block_rows=rows,
     )
-    if not math.isfinite(float(losses.detach().sum())):
+    if not math.isfinite(losses.item() if reduction == "mean" else losses.detach().sum().item()):
         raise NonFiniteLossError(explain_non_finite(vectors, positives, negatives))
     return _reduced(losses, reduction)
 

@@ -154,7 +154,8 @@ class Adam:
         if self.clip_norm:
             self._clip()
         for group, rate_of in zip(self.dense, self._rates, strict=True):
-            group.step(rate_of(self.steps))
+            if group.parameters:
+                group.step(rate_of(self.steps))
         for table in self.tables.values():
             table.step()
         return self.rate_of(self.steps)

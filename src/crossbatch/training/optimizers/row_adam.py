@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from crossbatch.kernels.large_pages import on_large_pages
 from crossbatch.kernels.row_updates import AdamRates, RowUpdates
 from crossbatch.kernels.skipped_steps import SkippedSteps
 from crossbatch.training.optimizers.row_optimizer import RowOptimizer, checked_steps
+from crossbatch.training.optimizers.schedules import RateOfStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,7 +58,7 @@ class RowAdam(RowOptimizer):
         )
         # [R] last step whose update a row contains; 0 for never.
         self.touched = torch.zeros(weight.shape[0], dtype=torch.int32, device=weight.device)
-        self._skipped = SkippedSteps(rate, betas, eps)
+        self._rate_of, self._skipped = RateOfStep(rate), SkippedSteps(rate, betas, eps)
         self._updates = RowUpdates(table.padding_row)
 
     def before_read(self, ids: Tensor) -> None:
@@ -119,7 +121,13 @@ class RowAdam(RowOptimizer):
 
     def _rates(self, step: int) -> AdamRates:
         beta1, beta2 = self.betas
-        alpha, h = self._skipped.rates(step)
-        lr = alpha * (1 - beta1**step)
-        shrink = 1 - lr * self.weight_decay
-        return AdamRates(alpha, 1 - beta1, beta2, 1 - beta2, h, self.eps, shrink)
+        lr = self._rate_of(step)
+        return AdamRates(
+            lr / (1 - beta1**step),
+            1 - beta1,
+            beta2,
+            1 - beta2,
+            1 / math.sqrt(1 - beta2**step),
+            self.eps,
+            1 - lr * self.weight_decay,
+        )
