@@ -1,11 +1,12 @@
 """Cost of a validation pass in training steps: exact ranking of the catalogue for many users.
 
-    python benchmarks/validation.py                # three models at the full Amazon-Books shape
+    python benchmarks/validation.py                # five towers, 38,000 to a million items
+    python benchmarks/validation.py --data shop    # prepared datasets instead of generated ones
     python benchmarks/validation.py --quick        # a smoke run: numbers mean nothing
 
-Steps of cross-batch sampling on one thread, and passes over choices of the validation users on one
-and on all, take turns. Training validates with `train.eval_users` users (5,000 by default)
-on all threads.
+Recipes are the defaults with a named tower and in-batch negatives, the fewest of all. Steps on one
+thread take turns with validation passes on one and on all; training validates on all, every
+`train.eval_every` steps.
 """
 
 from __future__ import annotations
@@ -18,44 +19,52 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from crossbatch.config import TrainConfig
-from crossbatch.evaluation import evaluate
-from crossbatch.training.build import draw_batches
+from crossbatch.config import Recipe, TrainConfig
+from crossbatch.evaluation.runs import RunEvaluator
+from crossbatch.training.auto_model import CANDIDATES, with_width
+from crossbatch.training.build import build_trainer, draw_batches, resolve
 from crossbatch.training.threads import using
-from measure.floor import Shape
 from measure.machine import describe
 from measure.report import header, table_line
-from measure.shape import FULL, MODELS, TINY, generated, recipe, trainer
+from measure.shape import FULL, TINY, generated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from crossbatch.data import Dataset
 
-USERS = (1_000, TrainConfig().eval_users)
-STEPS, WARMUP, EVAL_EVERY = 64, 24, TrainConfig().eval_every
+RACED = {str(each["model"]["name"]): each for each in CANDIDATES.values()}
+TOWERS: dict[str, dict[str, Any]] = RACED | {
+    name: {"model": {"name": name}} for name in ("gru4rec", "mind", "sasrec")
+}
+SIZES = {
+    "data-small": {"users": 38_000, "items": 38_000, "interactions": 517_000},
+    "data-full": FULL,
+    "data-million": {"users": 400_000, "items": 1_000_000, "interactions": 6_000_000},
+}
+USERS = (TrainConfig().eval_users, 5_000)  # by default, and in the recipes of our results
+STEPS, WARMUP, EVAL_EVERY = 32, 12, TrainConfig().eval_every
+MOST = 0.5  # of the steps between two evaluations
 CORES = torch.get_num_threads()  # torch's default number of threads
 
 
-def measured(model: str, dataset: Dataset, users: tuple[int, ...], rounds: int) -> dict[str, Any]:
+def measured(
+    tower: str, dataset: Dataset, users: tuple[int, ...], rounds: int
+) -> list[dict[str, Any]]:
     """Median seconds of a step, and of passes over numbers of users on one thread and on all."""
-    shape = Shape()
-    setting = recipe(model, "cross_batch", shape)
-    chosen, batches = trainer(setting, dataset), draw_batches(setting.train, dataset)
-    counts = np.array(dataset.item_counts)
+    asked = Recipe.from_dict({"sampler": {"name": "in_batch"}} | TOWERS[tower])
+    recipe = resolve(with_width(asked, dataset), dataset)
+    trainer, evaluator = build_trainer(recipe, dataset), RunEvaluator(dataset, recipe)
+    batches = draw_batches(recipe.train, dataset)
 
     def steps(count: int) -> None:
         for _ in range(count):
-            chosen.train_step(next(batches))
-
-    def validate(count: int) -> None:
-        split = dataset.eval_batches("valid", history_length=shape.L, max_users=count)
-        evaluate(chosen.model, split, item_counts=counts)  # type: ignore[arg-type]
+            trainer.train_step(next(batches))
 
     steps(WARMUP)
+    evaluator.validate(trainer.model, min(users))  # compiles
     step_times: list[float] = []
     pass_times: dict[tuple[int, int], list[float]] = {
         (count, threads): [] for count in users for threads in (1, CORES)
@@ -64,13 +73,20 @@ def measured(model: str, dataset: Dataset, users: tuple[int, ...], rounds: int) 
         step_times.append(seconds(partial(steps, STEPS)) / STEPS)
         for (count, threads), times in pass_times.items():
             with using(threads):
-                times.append(seconds(partial(validate, count)))
+                times.append(seconds(partial(evaluator.validate, trainer.model, count)))
     passes = {key: statistics.median(times) for key, times in pass_times.items()}
-    return {
-        "step": statistics.median(step_times),
-        "passes": {count: passes[count, 1] for count in users},
-        "on all threads": {count: passes[count, CORES] for count in users},
-    }
+    return [
+        {
+            "tower": tower,
+            "items": dataset.num_items,
+            "dim": recipe.model.dim,
+            "users": min(count, dataset.num_eval_users("valid")),
+            "step": statistics.median(step_times),
+            "on one thread": passes[count, 1],
+            "on all threads": passes[count, CORES],
+        }
+        for count in users
+    ]
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -80,41 +96,48 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """One line a model and number of users."""
-    threads = f"s on {document['threads']} threads"
-    lines = header("model", "users", "s on one thread", threads, f"÷ {EVAL_EVERY:,} steps")
-    for model, row in document["models"].items():
-        for users, alone in row["passes"].items():
-            taken = row["on all threads"][users]
-            cells = [f"{int(users):,}", f"{alone:.2f}", f"{taken:.2f}"]
-            lines.append(table_line(model, *cells, f"{taken / row['step'] / EVAL_EVERY:.2f}"))
+    """One line a tower, catalogue and number of users; the aim is that of the default number."""
+    of_pass = ("s on one thread", f"s on {document['threads']} threads")
+    between = f"s of {EVAL_EVERY:,} steps"
+    lines = header("tower", "items", "d", "users", between, *of_pass, "÷ steps", "aim")
+    for row in document["rows"]:
+        steps = row["step"] * EVAL_EVERY
+        share = row["on all threads"] / steps
+        sizes = [f"{row[name]:,}" for name in ("items", "dim", "users")]
+        times = [f"{row[f'on {which} thread{s}']:.2f}" for which, s in (("one", ""), ("all", "s"))]
+        aim = ""
+        if row["users"] <= USERS[0]:
+            aim = f"≤ {MOST}: {'ok' if share <= MOST else 'missed'}"
+        lines.append(table_line(row["tower"], *sizes, f"{steps:.1f}", *times, f"{share:.2f}", aim))
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, help="dataset folder; generated where absent")
+    parser.add_argument("--data", type=Path, nargs="+", help="dataset folders; else generated")
+    parser.add_argument("--towers", nargs="+", choices=TOWERS, default=list(TOWERS))
     parser.add_argument("--users", type=int, nargs="+", default=USERS, help="of a pass")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a smoke run: numbers mean nothing")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out")
     options = parser.parse_args()
+    sizes = SIZES
     if options.quick:
-        options.users, options.rounds = [100], 1
+        options.users, options.rounds, sizes = [100], 1, {"data-tiny": TINY}
     torch.set_num_threads(1)  # of the steps
     options.out.mkdir(parents=True, exist_ok=True)
-    data = options.data or options.out / ("data-tiny" if options.quick else "data-full")
-    dataset = generated(data, TINY if options.quick else FULL)
-    document = {
+    document: dict[str, Any] = {
         "machine": describe(),
         "quick": options.quick,
         "threads": CORES,
-        "valid_users": dataset.num_eval_users("valid"),
-        "models": {
-            model: measured(model, dataset, tuple(options.users), options.rounds)
-            for model in MODELS
-        },
+        "rows": [],
     }
+    for folder in options.data or [options.out / name for name in sizes]:
+        dataset = generated(folder, sizes.get(folder.name, TINY))
+        for tower in options.towers:
+            found = measured(tower, dataset, tuple(options.users), options.rounds)
+            document["rows"] += found
+            print(*(json.dumps(row) for row in found), sep="\n", flush=True)
     print(markdown(document))
     (options.out / "validation.json").write_text(json.dumps(document, indent=1))
 

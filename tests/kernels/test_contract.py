@@ -66,8 +66,16 @@ def lookups(sizes):
     return [tables, ids, stops_of(sizes) - torch.tensor(sizes, dtype=torch.int64)]
 
 
-NO_GRADIENT = {"gather_rows", "mean_rows", "scores_above"}
+def coarse(sizes, weights):
+    """Products of two queries of 20 users, of both signs."""
+    tile = torch.randint(-16_129, 16_129, (sum(sizes), 2, 20), dtype=torch.int32)
+    return [tile, 1e-3 * torch.rand(sum(sizes)), torch.rand(2, 20), weights]
+
+
+NO_GRADIENT = {"coarse_scores", "gather_rows", "mean_rows", "scores_above"}
 CASES = {
+    "coarse_scores": lambda sizes: coarse(sizes, weights=torch.rand(2, 20)),
+    "coarse_scores of the largest": lambda sizes: coarse(sizes, weights=torch.rand(0, 20)),
     "distinct_ids": lambda sizes: [torch.randint(0, 5000, (sum(sizes),)), 5000],
     "gru_states": gru,
     "history_mean": lambda sizes: [torch.randn(sum(sizes), 6), stops_of(sizes)],
@@ -136,7 +144,7 @@ def differentiable(name, arguments):
 
 
 def operation_of(case):
-    return case.removesuffix(" of queries")
+    return case.removesuffix(" of queries").removesuffix(" of the largest")
 
 
 def evaluated(name, function, arguments):

@@ -5,14 +5,14 @@ import torch
 
 from crossbatch.queries import Queries
 from crossbatch.retrieval import ExactIndex, coarse
-from crossbatch.retrieval.coarse import CoarseScores
+from crossbatch.retrieval.coarse import CoarseScores, rounded
 
 ITEMS, USERS, K, DIM, LENGTH = 5_000, 24, 6, 32, 20
 
 
 @pytest.fixture(autouse=True)
 def _on_any_processor(monkeypatch):
-    monkeypatch.setattr(coarse, "_multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(coarse, "_multiplies_bytes", lambda: True)
 
 
 @pytest.fixture(params=["interests", "queries"])
@@ -63,18 +63,63 @@ def test_lists_are_exact(users):
     assert_best(ExactIndex(items).search(asked, LENGTH), definition(asked, items))
 
 
-def test_items_that_bfloat16_cannot_tell_apart(users):
-    # 400 items within 1e-4 of each user's first interest: coarse scores are equal or in any order.
+def test_items_that_small_integers_cannot_tell_apart(users):
+    # 1,000 items within 1e-4 of each user's first interest: coarse scores are equal or in any order.
     interests = 10 * unit(USERS, K, DIM, seed=1)
     items = unit(ITEMS + 1, DIM)
-    items[1:401] = unit(DIM, seed=3) + 1e-4 * torch.randn(
-        400, DIM, generator=torch.Generator().manual_seed(4)
+    items[1:1001] = unit(DIM, seed=3) + 1e-4 * torch.randn(
+        1000, DIM, generator=torch.Generator().manual_seed(4)
     )
     interests[:, 0] = 10 * unit(DIM, seed=3)
     asked = users(interests)
     certain = CoarseScores(items).search(asked, LENGTH, None)[2]
     assert not certain.any()
     assert_best(ExactIndex(items).search(asked, LENGTH), definition(asked, items))
+
+
+@pytest.mark.parametrize("count", [30, 200, 1_000])
+def test_nearly_equal_scores_at_the_end_of_the_list(users, count):
+    # `count` items differ by a few units in the last place, in a random order of ids.
+    items, interests = 0.5 * unit(ITEMS + 1, DIM), 10 * unit(USERS, K, DIM, seed=1)
+    ids = 1 + torch.randperm(ITEMS, generator=torch.Generator().manual_seed(2))[:count]
+    sizes = 1 + torch.arange(count) * 2e-7
+    items[ids] = sizes[:, None] * unit(DIM, seed=3)
+    interests[:, 0] = 10 * unit(DIM, seed=3)
+    asked = users(interests)
+    assert_best(ExactIndex(items).search(asked, LENGTH), definition(asked, items))
+
+
+def test_items_in_ascending_order_of_their_scores(users):
+    # Every item enters the lists for a while, so that all are candidates at some time.
+    direction = unit(DIM, seed=3)
+    items = torch.linspace(0, 1, ITEMS + 1)[:, None] * direction
+    items += 1e-3 * unit(ITEMS + 1, DIM)
+    interests = unit(USERS, K, DIM, seed=1) + 5 * direction
+    asked = users(interests)
+    assert_best(ExactIndex(items).search(asked, LENGTH), definition(asked, items))
+
+
+def test_zeros_and_single_items_of_great_length(users):
+    interests = unit(USERS, K, DIM, seed=1)
+    interests[:4] = 0  # users for whom all items are alike
+    items = unit(ITEMS + 1, DIM)
+    items[100:200] = 0
+    items[7] *= 50  # makes the bound useless for all
+    asked = users(interests)
+    found = ExactIndex(items).search(asked, LENGTH)
+    assert_best(found, definition(asked, items))
+    if not isinstance(asked, Queries):
+        assert (found.item_ids[:4] == torch.arange(1, LENGTH + 1)).all()
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-20, 1e20, 1e38])
+def test_vectors_of_any_length(scale):
+    items, interests = unit(ITEMS + 1, DIM), unit(USERS, K, DIM, seed=1)
+    wanted = definition(interests, items * (scale / scale)).topk(LENGTH, dim=1).indices
+    found = ExactIndex(items * scale).search(interests, LENGTH)
+    if scale > 1e-30:  # below, float32 has no digits left
+        assert (found.item_ids == wanted).all()
+    assert (found.item_ids > 0).all()
 
 
 def test_equal_scores_are_in_ascending_order_of_ids(users):
@@ -115,20 +160,32 @@ def test_scores_too_large_for_exponentials(users):
 
 def test_the_error_stays_within_its_bound():
     items, interests = unit(ITEMS + 1, DIM), 10 * unit(USERS, K, DIM, seed=1)
+    items[:2_000] *= torch.logspace(-6, 0, 2_000)[:, None]
     scores = CoarseScores(items)
-    rounded = interests.bfloat16()
-    off = (rounded @ scores.rounded.T).double() - interests.double() @ items.double().T
-    bound, largest = scores._bound(interests, rounded)
-    assert (off.abs().amax(dim=(1, 2)) <= bound).all()
-    assert (bound < 0.1).all()  # or there would be too many candidates
+    queries = interests.flatten(0, 1)
+    codes, factors, errors = rounded(queries)
+    products = codes.double() @ scores.codes.double().T
+    off = products * factors[:, None] * scores.factors - queries.double() @ items.double().T
+    lengths, errors = queries.norm(dim=1).view(USERS, K).T, errors.view(USERS, K).T
+    bound, largest = scores._bound(lengths, errors)
+    assert (off.abs().view(USERS, K, -1).amax(dim=(1, 2)) <= bound).all()
+    assert (bound < 0.2).all()  # or there would be too many candidates
     assert (largest >= 10).all()
     assert (largest < 10.2).all()
+
+
+def test_the_tiles_are_many_and_the_last_one_is_short(users, monkeypatch):
+    monkeypatch.setattr(coarse, "tile_items", lambda *_: 96)
+    items, asked = unit(ITEMS + 1, DIM), users(10 * unit(USERS, K, DIM, seed=1))
+    certain = CoarseScores(items).search(asked, LENGTH, None)[2]
+    assert certain.float().mean() > 0.5
+    assert_best(ExactIndex(items).search(asked, LENGTH), definition(asked, items))
 
 
 def test_where_it_would_not_pay():
     items, interests = unit(ITEMS + 1, DIM), unit(USERS, K, DIM)
     assert not CoarseScores.pay(items.double(), interests.double(), LENGTH)
-    assert not CoarseScores.pay(items, unit(USERS, 1, DIM), LENGTH)
+    assert not CoarseScores.pay(items[:, :8], interests[:, :, :8], LENGTH)
     assert not CoarseScores.pay(items, unit(1, K, DIM), LENGTH)  # a single request
     assert not CoarseScores.pay(items[:1_000], interests, LENGTH)
     assert not CoarseScores.pay(items, interests, ITEMS // 2 + 1)

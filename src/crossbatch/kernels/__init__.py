@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from crossbatch.kernels import (
+    coarse_scores,
     distinct_ids,
     gru,
     history_means,
@@ -33,6 +34,7 @@ class Operation(NamedTuple):
 
 
 OPS = {
+    "coarse_scores": Operation(coarse_scores.coarse_scores, coarse_scores.definition),
     "distinct_ids": Operation(distinct_ids.distinct_ids, distinct_ids.definition),
     "gru_states": Operation(gru.gru_states, gru.definition),
     "history_mean": Operation(history_means.history_mean, history_means.mean_definition),

@@ -21,24 +21,24 @@ from crossbatch.queries import Queries, combined, rows_of, weights_of
 from crossbatch.retrieval.allowed import Allowed
 from crossbatch.retrieval.coarse import CoarseScores
 from crossbatch.retrieval.topk import (
+    MAX_GROUP,
+    TILE_SCORES,
+    Forbidden,
     RunningTopK,
     TopK,
     best_of_rows,
     forbid,
     group_size,
     search_blocks,
+    tile_items,
 )
 
-# A tile of scores is at most this many numbers (4 MB): it stays in cache between the GEMM that
-# writes it and the scan that reads it.
-TILE_SCORES = 1 << 20
 # Rows of a tile: interests of all users in a block. The GEMM is at full speed from about 256 on.
 BLOCK_ROWS = 512
 # Up to so many items all scores of a row are computed at once, up to twice as fast as streaming,
 # where the first lists would be most of the work. With few rows, tiles are too narrow.
 SMALL_ITEMS = 1 << 15
 FEW_ROWS, FEW_ITEMS = 16, 1 << 17
-MAX_GROUP = 32  # items of a group in tiles
 MAX_ROW_GROUP = 16  # columns of a group in whole rows
 # Where fewer than 1 / FEW_ALLOWED of the items may be returned, their vectors are copied and
 # searched; otherwise all are scored, and the scores of the others are masked.
@@ -215,26 +215,18 @@ class ExactIndex:
         # Items are the rows of a tile and users its fastest dimension: reducing over groups of
         # items is then a vectorised maximum of whole lines.
         queries = vectors.transpose(0, 1).reshape(K * b, d).T  # [d, K·b]
-        tile_items = _tile_items(self.num_items, K * b)
-        tile = self.vectors.new_empty(tile_items, K, b)
+        size = tile_items(self.num_items, K * b)
+        tile = self.vectors.new_empty(size, K, b)
         best = RunningTopK(b, k, like=self.vectors)
-        # Adding −∞ costs the same whatever the mask; filling by a mask is slow where it is mixed.
-        penalty = None if allowed is None else allowed.penalty
-        banned = None if exclude is None else _by_item(exclude.to(self.vectors.device))
-        for start in range(1, self.num_items + 1, tile_items):
-            items = self.vectors[start : start + tile_items]
+        forbidden = Forbidden(exclude, allowed, self.vectors.device)
+        for start in range(1, self.num_items + 1, size):
+            items = self.vectors[start : start + size]
             n, seen = len(items), start + len(items) - 1
             group = group_size(seen, k, MAX_GROUP)
             torch.mm(items, queries, out=tile[:n].view(n, K * b))
             filled = -(-n // group) * group
             tile[n:filled] = -torch.inf
-            if penalty is not None:
-                tile[:n].view(n, K * b).add_(penalty[start : start + n, None])
-            if banned is not None:
-                item_ids, users = banned
-                ends = torch.searchsorted(item_ids, item_ids.new_tensor([start, start + n]))
-                inside = slice(*ends.tolist())
-                tile[item_ids[inside] - start, :, users[inside]] = -torch.inf
+            forbidden.apply(tile[:n], start)
             scores = tile[:filled]
             if log_weights is not None:
                 scores = scores.add_(log_weights.T).logsumexp(dim=1, keepdim=True)
@@ -281,19 +273,6 @@ class ExactIndex:
         _require_finite("interests", vectors)
         if log_weights is not None and len(vectors):
             _require_finite("the largest log-weight of each user", log_weights.amax(dim=1))
-
-
-def _by_item(exclude: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids that must not be returned, ascending, and the user of each."""
-    users, columns = exclude.nonzero(as_tuple=True)
-    item_ids, order = exclude[users, columns].long().sort()
-    return item_ids, users[order]
-
-
-def _tile_items(num_items: int, rows: int) -> int:
-    """Return items per tile: a multiple of every group size, no more than needed."""
-    fitting = max(1024, TILE_SCORES // rows)
-    return min(fitting, num_items + MAX_GROUP - 1) // MAX_GROUP * MAX_GROUP
 
 
 def _require_finite(name: str, values: Tensor) -> None:

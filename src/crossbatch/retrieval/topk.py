@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from crossbatch.retrieval.allowed import Allowed
 
 
+# A tile of scores is at most this many numbers (4 MB): it stays in cache between the GEMM that
+# writes it and the scan that reads it.
+TILE_SCORES = 1 << 20
+MAX_GROUP = 32  # items of a group in tiles
+
+
 @dataclass(frozen=True, slots=True)
 class TopK:
     """The best items of B users, best first; equal scores stand in ascending item id.
@@ -64,6 +70,32 @@ def forbid(scores: Tensor, num_rows: int, exclude: Tensor | None, allowed: Allow
         scores[:, :num_rows].add_(allowed.penalty)
 
 
+class Forbidden:
+    """As `forbid`, for tiles of items."""
+
+    def __init__(
+        self, exclude: Tensor | None, allowed: Allowed | None, device: torch.device
+    ) -> None:
+        # Adding −∞ costs the same whatever the mask; filling by a mask is slow where it is mixed.
+        self.penalty = None if allowed is None else allowed.penalty
+        self.item_ids: Tensor | None = None  # ascending, and the user of each
+        if exclude is not None:
+            exclude = exclude.to(device)
+            users, columns = exclude.nonzero(as_tuple=True)
+            self.item_ids, order = exclude[users, columns].long().sort()
+            self.users = users[order]
+
+    def apply(self, tile: Tensor, start: int) -> None:
+        """Set scores `[n, K, b]` of the items from `start` on to −∞ where they are forbidden."""
+        n = len(tile)
+        if self.penalty is not None:
+            tile.view(n, -1).add_(self.penalty[start : start + n, None])
+        if self.item_ids is not None:
+            ends = torch.searchsorted(self.item_ids, self.item_ids.new_tensor([start, start + n]))
+            inside = slice(*ends.tolist())
+            tile[self.item_ids[inside] - start, :, self.users[inside]] = -torch.inf
+
+
 class RunningTopK:
     """Top-k lists of B users while items stream past in ascending id order.
 
@@ -85,7 +117,7 @@ class RunningTopK:
         threshold = self.scores[:, -1]  # [B]; what the list already holds
         found = scores_above(tile, group, threshold) if self.items_merged else None
         if found is None or len(found[0]) > k * B:
-            threshold = torch.maximum(threshold, _below_kth_group(tile, group, k))
+            threshold = torch.maximum(threshold, below_kth_group(tile, group, k))
             found = scores_above(tile, group, threshold)
         users, items, scores = found
         if len(users):
@@ -113,7 +145,7 @@ class RunningTopK:
         self.item_ids = pool_ids.gather(1, ranking[:, :k])
 
 
-def _below_kth_group(tile: Tensor, group: int, k: int) -> Tensor:
+def below_kth_group(tile: Tensor, group: int, k: int) -> Tensor:
     """The number just below the k-th largest group maximum of each user `[B]`.
 
     The k best groups hold k items at least as good as the k-th group's maximum, so that nothing
@@ -125,6 +157,12 @@ def _below_kth_group(tile: Tensor, group: int, k: int) -> Tensor:
         return maxima.new_full((B,), -torch.inf)
     kth = maxima.topk(k, dim=0, sorted=False).values.amin(dim=0)
     return kth.nextafter(kth.new_tensor(-torch.inf))
+
+
+def tile_items(num_items: int, rows: int) -> int:
+    """Return items per tile: a multiple of every group size, no more than needed."""
+    fitting = max(1024, TILE_SCORES // rows)
+    return min(fitting, num_items + MAX_GROUP - 1) // MAX_GROUP * MAX_GROUP
 
 
 def group_size(items: int, k: int, largest: int) -> int:
