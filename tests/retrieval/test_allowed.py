@@ -60,13 +60,15 @@ def assert_lists(found, expected, k):
 @pytest.fixture(params=["whole rows", "streamed", "coarse"])
 def every_way(request, monkeypatch):
     """All ways to score the items."""
-    monkeypatch.setattr(coarse, "_multiplies_bfloat16", lambda: request.param == "coarse")
-    monkeypatch.setattr(coarse, "ITEMS", (10, 1 << 18))
+    monkeypatch.setattr(coarse, "_multiplies_bytes", lambda: request.param == "coarse")
+    monkeypatch.setattr(coarse, "FEWEST_ITEMS", 10)
+    monkeypatch.setattr(coarse, "FEWEST_PRODUCTS", 0)
+    monkeypatch.setattr(coarse, "FEWEST_COLUMNS", 2)
     monkeypatch.setattr(coarse, "FEWEST_ROWS", 4)
     if request.param == "streamed":
         monkeypatch.setattr(index_module, "SMALL_ITEMS", 0)
         monkeypatch.setattr(index_module, "FEW_ITEMS", 0)
-        monkeypatch.setattr(index_module, "_tile_items", lambda num_items, rows: 64)
+        monkeypatch.setattr(index_module, "tile_items", lambda num_items, rows: 64)
 
 
 @pytest.mark.usefixtures("every_way")

@@ -13,6 +13,7 @@ ITEMS, USERS, K, DIM, LENGTH = 5_000, 24, 6, 32, 20
 @pytest.fixture(autouse=True)
 def _on_any_processor(monkeypatch):
     monkeypatch.setattr(coarse, "_multiplies_bytes", lambda: True)
+    monkeypatch.setattr(coarse, "FEWEST_PRODUCTS", 1 << 15)
 
 
 @pytest.fixture(params=["interests", "queries"])
@@ -64,7 +65,7 @@ def test_lists_are_exact(users):
 
 
 def test_items_that_small_integers_cannot_tell_apart(users):
-    # 1,000 items within 1e-4 of each user's first interest: coarse scores are equal or in any order.
+    # 1,000 items within 1e-4 of each user's first interest: coarse scores do not order them.
     interests = 10 * unit(USERS, K, DIM, seed=1)
     items = unit(ITEMS + 1, DIM)
     items[1:1001] = unit(DIM, seed=3) + 1e-4 * torch.randn(
@@ -187,5 +188,6 @@ def test_where_it_would_not_pay():
     assert not CoarseScores.pay(items.double(), interests.double(), LENGTH)
     assert not CoarseScores.pay(items[:, :8], interests[:, :, :8], LENGTH)
     assert not CoarseScores.pay(items, unit(1, K, DIM), LENGTH)  # a single request
+    assert not CoarseScores.pay(items, interests, 100)  # long lists of a small catalogue
     assert not CoarseScores.pay(items[:1_000], interests, LENGTH)
     assert not CoarseScores.pay(items, interests, ITEMS // 2 + 1)

@@ -40,7 +40,7 @@ def stream(patch):
 def shrink(patch, group=4):
     stream(patch)
     patch.setattr(index_module, "BLOCK_ROWS", 6)
-    patch.setattr(index_module, "_tile_items", lambda num_items, rows: 8)
+    patch.setattr(index_module, "tile_items", lambda num_items, rows: 8)
     patch.setattr(index_module, "group_size", lambda seen, k, largest: group)
 
 
@@ -112,7 +112,7 @@ def test_equals_brute_force_at_real_tile_sizes(either_way, K, k):
 @pytest.mark.parametrize("num_items", [1, 31, 32, 33, 1000, 300_000])
 @pytest.mark.parametrize("rows", [1, 512])
 def test_tiles_hold_whole_groups(num_items, rows):
-    tile = index_module._tile_items(num_items, rows)
+    tile = index_module.tile_items(num_items, rows)
     assert tile > 0
     for k in (1, 50, 10**6):
         for seen in (1, 2000, 10**7):

@@ -33,20 +33,18 @@ def coarse_scores(tile: Tensor, of_items: Tensor, of_queries: Tensor, weights: T
         of_queries: `[K, B]` those of the users' vectors.
         weights: `[K, B]`, or `[0, B]` for the largest. No score is above 80 then.
     """
-    n, K, B = _checked(tile, of_items, of_queries, weights)
+    _check(tile, of_items, of_queries, weights)
     if tile.dtype != torch.int32 or not tile.is_cpu or not usable(of_items, of_queries, weights):
         return definition(tile, of_items, of_queries, weights)
-    scores = of_items.new_empty(n, B)
+    scores = of_items.new_empty(len(tile), tile.shape[2])
     function = _sums if len(weights) else _largest
     arrays = [array(each) for each in (of_items, of_queries, weights)]
     function(array(tile), *arrays, scores.numpy())
     return scores
 
 
-def _checked(
-    tile: Tensor, of_items: Tensor, of_queries: Tensor, weights: Tensor
-) -> tuple[int, int, int]:
-    """The sizes; raise `ValueError` for what the compiled function could not read safely."""
+def _check(tile: Tensor, of_items: Tensor, of_queries: Tensor, weights: Tensor) -> None:
+    """Raise `ValueError` for what the compiled function could not read safely."""
     if tile.dim() != 3 or tile.shape[1] == 0 or tile.is_floating_point():
         raise ValueError(
             f"tile must be [n, K, B] integers with K ≥ 1, got {tile.dtype} {list(tile.shape)}"
@@ -56,7 +54,6 @@ def _checked(
     check_shapes(
         of_items=(of_items, (n,)), of_queries=(of_queries, (K, B)), weights=(weights, (rows, B))
     )
-    return n, K, B
 
 
 @compiled

@@ -30,6 +30,9 @@ LARGEST_SCORE = 80.0  # beyond it exp() of a float32 may overflow
 MOST = 32  # items of a user that are scored again, as a multiple of k
 BLOCK_ROWS = 512  # interests of a block of users
 LANES = 16  # numbers that the processor handles at once: a block has a multiple of so many users
+# With less to multiply, finding the candidates costs more than the products save: multiplications
+# for each place of a user's list. Exponentials, of weighted queries, are saved in any case.
+FEWEST_PRODUCTS = 1 << 19
 FEWEST_ROWS = 64  # interests of all users
 FEWEST_ITEMS, FEWEST_COLUMNS = 1 << 12, 16
 ROUNDED_ROWS = 1 << 14  # items rounded at once
@@ -69,19 +72,21 @@ class CoarseScores:
         self.vectors = vectors
         parts = [rounded(some) for some in vectors.split(ROUNDED_ROWS)]
         self.codes, self.factors, errors = map(torch.cat, zip(*parts, strict=True))
-        self.error = float(errors.max())
-        self.longest = float(vectors.norm(dim=1).max())
+        self.error = float(errors[1:].max())
+        self.longest = float(vectors[1:].norm(dim=1).max())
 
     @staticmethod
     def pay(vectors: Tensor, interests: Tensor | Queries, k: int) -> bool:
         """Whether they speed up a search for k items among some vectors."""
-        B, K, d = weights_of(interests)[0].shape
+        (B, K, d), N = weights_of(interests)[0].shape, len(vectors)
+        weighted = weights_of(interests)[1] is not None
         return (
             vectors.device.type == "cpu"
             and vectors.dtype == torch.float32
             and B * K >= FEWEST_ROWS
             and d >= FEWEST_COLUMNS
-            and len(vectors) > max(FEWEST_ITEMS, 2 * k)
+            and max(FEWEST_ITEMS, 2 * k) < N
+            and (weighted or N * K * d >= FEWEST_PRODUCTS * k)
             and _multiplies_bytes()
         )
 
@@ -144,9 +149,7 @@ class CoarseScores:
         item_ids, sure = found.padded()
         return *self._best(interests, item_ids, k), sure
 
-    def _best(
-        self, interests: Tensor | Queries, item_ids: Tensor, k: int
-    ) -> tuple[Tensor, Tensor]:
+    def _best(self, interests: Tensor | Queries, item_ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k best of candidates `[b, C]` in ascending order, 0 for none, by exact scores."""
         b, C = item_ids.shape
         users = max(1, GATHERED // (C * self.vectors.shape[1]))
