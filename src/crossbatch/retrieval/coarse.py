@@ -1,7 +1,7 @@
 """`CoarseScores`: exact lists at a fraction of the cost, where the processor multiplies bytes.
 
-All items are scored by products of 8-bit integers, four times as fast as those of float32. A bound
-on the error of these scores tells which items could be among the k best; only those are scored
+All items are scored by products of 8-bit integers, far faster than those of float32. A bound on
+the error of these scores tells which items could be among the k best; only those are scored
 again in float32. A user for whom they are too many is reported, and searched for in full.
 """
 
