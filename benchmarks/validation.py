@@ -108,7 +108,8 @@ def markdown(document: dict[str, Any]) -> str:
         share = row["pass"] / steps
         cells = [f"{row[name]:,}" for name in ("items", "dim", "users")]
         cells += [f"{steps:.1f}", f"{row['pass']:.2f}"]
-        cells += [f"{row['clock']:.2f}"] * len(clock) + [f"{share:.2f}"]
+        cells += [f"{row['clock']:.2f}"] if clock else []
+        cells += [f"{share:.2f}"]
         aimed = row["users"] <= USERS
         aim = f"≤ {MOST}: {'ok' if share <= MOST else 'missed'}" if aimed else ""
         lines.append(table_line(row["tower"], *cells, aim))

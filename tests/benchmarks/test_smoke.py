@@ -14,7 +14,7 @@ from .conftest import BENCHMARKS
 pytestmark = pytest.mark.slow
 RESULTS = {
     "growth": ("curves",),
-    "validation": ("models",),
+    "validation": ("rows",),
     "memory": ("training", "opening_seconds"),
     "retrieval": ("results",),
 }
