@@ -40,6 +40,8 @@ class ModelConfig:
         item_tower: Import path of an item tower, or a key of `ITEM_TOWERS`; empty for `ItemTower`.
         model: Import path of a whole two-tower model, in the place of both towers.
         dim: Dimension d of all vectors.
+        init: `"cooccurrence"`: normalised id vectors begin near those of items that stand near
+            them in the training sequences, see `training.cooccurrence`; or `"random"`.
         history: `"item_tower"`, `"id"` (tied id table) or `"content"`; see `TwoTower`.
         normalize: Whether vectors are L2-normalised.
         history_dropout: Share of history items dropped at random in training.
@@ -58,6 +60,7 @@ class ModelConfig:
     item_tower: str = ""
     model: str = ""
     dim: int = 256
+    init: str = "cooccurrence"
     history: str = "item_tower"
     normalize: bool = True
     history_dropout: float = 0.3
@@ -70,6 +73,7 @@ class ModelConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _one_of("model.init", self.init, ("cooccurrence", "random"))
         if self.model and (self.user_tower or self.item_tower):
             raise ConfigError(
                 "model.model is a whole model: leave model.user_tower and model.item_tower out"
@@ -274,6 +278,7 @@ PAPER: dict[str, dict[str, Any]] = {
     "model": {
         "name": "youtube_dnn",
         "dim": 64,
+        "init": "random",
         "history": "id",
         "normalize": False,
         "history_dropout": 0.0,

@@ -20,6 +20,7 @@ import torch
 from crossbatch.errors import Interrupted
 from crossbatch.negatives import NonFiniteLossError
 from crossbatch.training.build import build_trainer, draw_batches, pick_device
+from crossbatch.training.cooccurrence import begin_with_vectors
 from crossbatch.training.loop import interrupt_flag
 from crossbatch.training.threads import using
 
@@ -161,6 +162,7 @@ class Contender:
             recipe = replace(recipe, sampler={"name": "in_batch"})
         with torch.random.fork_rng():
             self.trainer = build_trainer(recipe, dataset)
+            begin_with_vectors(self.trainer.model, recipe, dataset)
             self._random = _random_state()
         device = pick_device(recipe.train.device)
         batches = draw_batches(recipe.train, dataset, later=self.trainer.mask_later)

@@ -21,6 +21,7 @@ from crossbatch.files import sealed
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training.auto_sampler import choose_sampler, is_table, recorded_choice
 from crossbatch.training.build import build_trainer, draw_batches, pick_device, resolve
+from crossbatch.training.cooccurrence import begin_with_vectors
 from crossbatch.training.distributed.start import check_alike, together
 from crossbatch.training.distributed.trainer import RankTrainer
 from crossbatch.training.journal import Journal, without_nan
@@ -197,6 +198,8 @@ def _restored(
     if plan.start and not saved:  # a checkpoint has weights of its own
         towers = cast("TwoTower", trainer.model)
         plan.progress.say(plan.start.load_into(towers, plan.dataset, trainer.optimizer))
+    elif not saved and plan.model is None:
+        begin_with_vectors(trainer.model, recipe, plan.dataset, plan.progress.say)
     if saved and saved.get(START) != (plan.start.checksum if plan.start else None):
         raise _other_run(folder, "began from other weights")
     if choice and saved.get("sampler") not in (None, choice.sampler):

@@ -293,12 +293,14 @@ def changed_keys(
     """Yield every key that makes `config` another run than `earlier`, and its two values.
 
     A key that `earlier` does not have came with a later release: its default was in force then.
-    Samples were drawn by user, with the minimum history that the dataset was prepared with.
+    Items began at random, and samples were drawn by user, with the minimum history that the
+    dataset was prepared with.
     """
     make = SAMPLERS.get(earlier.get("sampler", {}).get("name", ""))
     defaults = Recipe(sampler=filled(make, {}) if make else {}).to_dict()
     samples = {"min_history": dataset.prepared_min_history, "sample_by": "user"}
     defaults["train"] |= samples | {"exclude_seen": "no"}
+    defaults["model"] |= {"init": "random"}
     config, defaults = json.loads(json.dumps([config, defaults]))  # with lists for tuples
     for section in ("model", "sampler", "loss", "train", "dataset"):
         before = flat(defaults.get(section, {})) | flat(earlier.get(section, {}))

@@ -1,0 +1,166 @@
+"""First vectors of items: pairs against a double loop, eigenvectors against NumPy's dense ones."""
+
+import math
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from crossbatch.errors import ConfigError
+from crossbatch.models import build_model
+from crossbatch.training import cooccurrence
+from crossbatch.training.build import build_trainer, resolve
+from crossbatch.training.cooccurrence import (
+    DECAY,
+    DOUBT,
+    WINDOW,
+    begin_with_vectors,
+    cooccurrence_vectors,
+    leading_vectors,
+    near_pairs,
+)
+
+
+def sequences(rng, num_items, lengths):
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return offsets, rng.integers(1, num_items + 1, size=offsets[-1])
+
+
+def by_hand(offsets, items, num_items):
+    """The matrix `[n, n]` of `near_pairs`, where every pair is kept."""
+    weights = defaultdict(float)
+    for start, stop in pairwise(offsets):
+        for p in range(start, stop):
+            for q in range(start, stop):
+                if p != q and abs(p - q) <= WINDOW and items[p] != items[q]:
+                    weights[items[p], items[q]] += math.exp(-DECAY * (abs(p - q) - 1))
+    degrees = np.zeros(num_items + 1)
+    for (i, _), weight in weights.items():
+        degrees[i] += weight
+    found = np.zeros((num_items + 1, num_items + 1))
+    for (i, j), weight in weights.items():
+        information = math.log(weight * degrees.sum() / (degrees[i] * degrees[j]))
+        found[i, j] = max(information, 0) * weight / (weight + DOUBT)
+    return found
+
+
+def dense(pairs):
+    return (pairs.upper.to_dense() + pairs.lower.to_dense()).numpy()
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 1 << 20])
+def test_pairs_are_those_of_a_double_loop(monkeypatch, at_once):
+    monkeypatch.setattr(cooccurrence, "PAIRS", at_once)
+    rng = np.random.default_rng(0)
+    offsets, items = sequences(rng, 12, [0, 1, 2, 30, 5, 0, 14])
+    pairs = near_pairs(offsets, items, 12)
+    np.testing.assert_allclose(dense(pairs), by_hand(offsets, items, 12), rtol=1e-5, atol=1e-6)
+
+
+def test_of_many_pairs_those_with_the_most_information_of_either_item_stay(monkeypatch):
+    monkeypatch.setattr(cooccurrence, "MOST_PAIRS", 0)
+    monkeypatch.setattr(cooccurrence, "FEWEST", 2)
+    rng = np.random.default_rng(1)
+    offsets, items = sequences(rng, 15, [20] * 6)
+    every = by_hand(offsets, items, 15)
+    best = np.argsort(-every, axis=1, kind="stable")[:, :2]
+    kept = np.zeros_like(every, dtype=bool)
+    for i, row in enumerate(best):
+        kept[i, row] = True
+    expected = np.where(kept | kept.T, every, 0)
+    np.testing.assert_allclose(dense(near_pairs(offsets, items, 15)), expected, rtol=1e-5)
+
+
+def test_vectors_are_leading_eigenvectors():
+    offsets, items = sequences(np.random.default_rng(2), 40, [25] * 12)
+    pairs = near_pairs(offsets, items, 40)
+    values, _ = np.linalg.eigh(dense(pairs).astype(np.float64))
+    # As many columns as the matrix has: the search is then exact.
+    found = leading_vectors(pairs, 41, torch.Generator().manual_seed(0)).double().numpy()
+    positive = np.sort(values[values > 1e-4])[::-1]
+    np.testing.assert_allclose((found**2).sum(axis=0)[: len(positive)], positive, rtol=1e-3)
+    vectors, whole = np.linalg.eigh(dense(pairs).astype(np.float64))
+    part = np.where(vectors > 0, vectors, 0)
+    np.testing.assert_allclose(found @ found.T, (whole * part) @ whole.T, atol=1e-3)
+
+
+def test_items_of_two_groups_lie_apart():
+    rng = np.random.default_rng(3)
+    items = np.concatenate([rng.integers(1, 11, 300), rng.integers(11, 21, 300)])
+    vectors = cooccurrence_vectors(
+        np.arange(0, 601, 10), items, num_items=20, dim=4, seed=0
+    ).numpy()
+    cosines = vectors[1:] @ vectors[1:].T
+    assert cosines[:10, :10].min() > cosines[:10, 10:].max()
+
+
+def test_padding_is_zero_all_others_have_length_one_and_the_seed_decides():
+    # Items 8 to 10 occur nowhere; the pairs of 7 items have fewer eigenvectors than dimensions.
+    offsets, items = sequences(np.random.default_rng(4), 7, [9] * 8)
+    first, again, other = (
+        cooccurrence_vectors(offsets, items, num_items=10, dim=16, seed=seed) for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not first[0].any()
+    torch.testing.assert_close(first[1:].norm(dim=1), torch.ones(10))
+    assert (first[1:].abs() > 0).all()  # a dimension of zeros would never learn
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 0], [1, 1]])
+def test_sequences_without_pairs_leave_random_vectors(lengths):
+    offsets, items = sequences(np.random.default_rng(5), 3, lengths)
+    vectors = cooccurrence_vectors(offsets, items, num_items=3, dim=8)
+    torch.testing.assert_close(vectors[1:].norm(dim=1), torch.ones(3))
+    assert abs(float(vectors[1] @ vectors[2])) < 1
+
+
+def normalised(recipe, **model):
+    return replace(
+        recipe, model=replace(recipe.model, normalize=True, init="cooccurrence", **model)
+    )
+
+
+def test_a_run_begins_with_them(dataset, recipe):
+    chosen = resolve(normalised(recipe), dataset)
+    model = build_trainer(chosen, dataset).model
+    said = []
+    assert begin_with_vectors(model, chosen, dataset, said.append)
+    assert len(said) == 1
+    offsets, items = dataset.train_sequences()
+    expected = cooccurrence_vectors(
+        offsets, items, num_items=dataset.num_items, dim=model.item_tower.table.dim
+    )
+    assert torch.equal(model.item_tower.table.weight.detach(), expected)
+    ids = torch.arange(1, dataset.num_items + 1)
+    torch.testing.assert_close(model.items(ids), expected[1:])  # content is left out at first
+
+
+@pytest.mark.parametrize(
+    "model", [{"init": "random"}, {"normalize": False}, {"item": {"hidden": [8]}}]
+)
+def test_where_they_would_not_be_what_is_scored_items_begin_at_random(dataset, recipe, model):
+    chosen = normalised(recipe)
+    chosen = resolve(replace(chosen, model=replace(chosen.model, **model)), dataset)
+    towers = build_trainer(chosen, dataset).model
+    before = {name: value.clone() for name, value in towers.state_dict().items()}
+    assert not begin_with_vectors(towers, chosen, dataset)
+    assert all(torch.equal(value, before[name]) for name, value in towers.state_dict().items())
+
+
+def test_towers_of_a_users_own_begin_as_they_were_made(dataset, recipe):
+    class Own(torch.nn.Module):
+        item_tower = None
+
+    assert not begin_with_vectors(Own(), normalised(recipe), dataset)
+    model = build_model("youtube_dnn", dataset.num_items, 8)
+    model.item_tower = type("Subclass", (type(model.item_tower),), {})(dataset.num_items, 8)
+    assert not begin_with_vectors(model, normalised(recipe), dataset)
+
+
+def test_an_unknown_beginning_is_refused(recipe):
+    with pytest.raises(ConfigError, match=r"model\.init .*got 'spectral'"):
+        recipe.changed(["model.init=spectral"])
