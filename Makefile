@@ -48,7 +48,7 @@ check: lint  ## lint, strict types, all tests but the slow ones, and the wheel i
 	$(VENV)/$(PYTEST) $(PARALLEL) -m "not slow"
 	$(MAKE) test-dist
 
-test: lint  ## everything that must hold: lint, types, all tests, Spark, TorchRec, torch alone, the wheel, the oldest versions
+test: lint  ## everything that must hold: lint, types, all tests, Spark, TorchRec, Ray, torch alone, the wheel, the oldest versions
 	rm -rf $(REPORTS)
 	$(VENV)/$(PYTEST) $(PARALLEL) --junitxml=$(REPORTS)/main.xml
 	$(MAKE) test-cluster test-torch-only test-dist test-oldest
@@ -122,11 +122,11 @@ $(VENV)-torch/.ready: pyproject.toml constraints.txt
 	$(VENV)-torch/$(PIP) --no-build-isolation --no-deps -e .
 	@touch $@
 
-# Spark with a Java from PyPI, and TorchRec, whose pins fit no other environment.
+# Spark with a Java from PyPI, Ray, and TorchRec, whose pins fit no other environment.
 .PHONY: test-cluster
-test-cluster: $(VENV)-cluster/.ready  ## preparation on a real local Spark; tables spread over ranks by TorchRec
+test-cluster: $(VENV)-cluster/.ready  ## preparation on a real local Spark; tables spread over ranks by TorchRec; training on Ray's workers
 	$(VENV)-cluster/$(PYTEST) --junitxml=$(REPORTS)/cluster.xml $(addprefix tests/,data/prepare/test_spark_engine.py \
-	  data/prepare/test_spark_session.py training/distributed/test_sharded_table.py)
+	  data/prepare/test_spark_session.py training/distributed/test_sharded_table.py training/distributed/test_ray.py)
 
 $(VENV)-cluster/.ready: pyproject.toml constraints.txt requirements/torchrec-cpu.txt
 	rm -rf $(VENV)-cluster

@@ -22,8 +22,8 @@ class Shape:
         batch: Rows of the batch of all ranks, B.
         history: Items of a history, L.
         bank: Rows of the bank, M.
-        vectors_per_history: Gradients that a history leaves at the table: 1 where the tower sums
-            its items (YouTube DNN), L where it reads each.
+        averages: Whether the user tower reads the mean of a history (YouTube DNN) or each item.
+        rows: Distinct rows that a rank reads one by one, n; 0 for the most there can be.
         dense: Numbers in the layers.
         tensors: Tensors that they are kept in.
     """
@@ -34,7 +34,8 @@ class Shape:
     batch: int
     history: int = 20
     bank: int = 2432
-    vectors_per_history: int = 1
+    averages: bool = True
+    rows: int = 0
     dense: int = 0
     tensors: int = 0
 
@@ -45,13 +46,15 @@ class Shape:
 
 
 def replicated_traffic(s: Shape) -> dict[str, float]:
-    """Bytes that a rank receives in a step where every rank has a copy of the tables."""
+    """Bytes that a rank receives in a step where every rank has a copy of the id table."""
     others, c = s.ranks - 1, s.share
+    bags, bag_ids = (c, c * s.history) if s.averages else (0, 0)
+    n = s.rows or min(s.items, c if s.averages else c * (1 + s.history))
     return {
         "item vectors": others * FLOAT * c * s.dim,
         "their gradients": others * FLOAT * c * s.dim,
-        "rows read: ids, sizes": others * ID * (c * (2 + s.history) + 5),
-        "rows read: gradients": others * FLOAT * c * s.dim * (1 + s.vectors_per_history),
+        "rows read: length": others * ID,
+        "rows read: numbers": others * FLOAT * (3 + (n + bags) * (1 + s.dim) + bag_ids),
         "layers, loss, stop": 2 * others / s.ranks * FLOAT * (s.dense + s.tensors + 2),
     }
 

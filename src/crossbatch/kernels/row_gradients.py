@@ -112,6 +112,13 @@ class RowSums:
                 )
         return count
 
+    def totals(self, reads: Sequence[RowRead], num_rows: int, dim: int) -> tuple[Tensor, Tensor]:
+        """As `sum_gradients`, but rows are in the order in which they were first read."""
+        count = self.add_up(reads, num_rows, dim)
+        totals = np.empty((count, dim), dtype=np.float32)
+        _copy_rows(self.sources, totals)
+        return torch.from_numpy(self.rows[:count].copy()), torch.from_numpy(totals)
+
     def _make_room(self, num_ids: int, dim: int) -> None:
         self.rows, self.sources = np.empty((2, num_ids), dtype=np.int64)
         self._totals = np.empty((num_ids, dim), dtype=np.float32)
@@ -216,3 +223,10 @@ def _add_read(
             for k in range(d):
                 total[k] += source[k]
     return count
+
+
+@compiled
+def _copy_rows(sources: Array, totals: Array) -> None:
+    """Copy rows from addresses `[≥ n]` into `[n, d]`."""
+    for n in range(totals.shape[0]):
+        copy(floats_at(sources[n], totals.shape[1]), totals[n])

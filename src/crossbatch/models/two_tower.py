@@ -5,7 +5,7 @@ u, v = model(history, item_ids)                 # f_u, g_v: [B, d] each
 interests = model.users(history)                # [B, K, d], for retrieval
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -103,6 +103,7 @@ class TwoTower(nn.Module):
         item_ids: Tensor,
         user_ids: Tensor | None = None,
         event_ids: Tensor | None = None,
+        on_items: Callable[[Tensor], None] | None = None,
     ) -> tuple[Tensor | Queries, Tensor]:
         """User and item vectors of a training batch.
 
@@ -111,12 +112,15 @@ class TwoTower(nn.Module):
             item_ids: Positives `[B]`; of several interests each row's positive chooses.
             user_ids: `[B]`, needed where there are user features or context.
             event_ids: `[B]` rows of the context, needed where there is any.
+            on_items: Is called with v before the histories are read, to send it to other processes.
 
         Returns:
             u `[B, d]`, or `Queries` where several score together, and v `[B, d]`.
         """
         with self._each_item_once():
             v = self.items(item_ids)
+            if on_items is not None:
+                on_items(v)
             rows = (user_ids,) if event_ids is None else (user_ids, event_ids)
             interests = self.users(history, *rows)
         return interests if isinstance(interests, Queries) else self.select(interests, v), v

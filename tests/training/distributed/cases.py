@@ -12,8 +12,6 @@ from crossbatch.kernels.row_gradients import sum_gradients
 from crossbatch.retrieval import ExactIndex, TopK
 from crossbatch.training.build import build_trainer, resolve
 from crossbatch.training.distributed.ranks import Ranks
-from crossbatch.training.distributed.reads import share_reads
-from crossbatch.training.distributed.trainer import share_gradients
 
 BANK = {"name": "cross_batch", "capacity": 70, "warmup_steps": 1}
 BALANCED = BANK | {"item_gradient": "balanced"}
@@ -108,15 +106,15 @@ def counted_bytes(dataset: Dataset, ranks: Ranks, batch_size: int) -> float:
     others = ranks.size - 1
     received = {  # in a ring, of the message's argument
         "all_gather": lambda lists, own: others * own.nbytes,
-        "reduce_scatter": lambda own, pieces: others * own.nbytes,
+        "all_to_all_single": lambda arriving, pieces: others / ranks.size * pieces.nbytes,
         "all_reduce": lambda tensor: 2 * others / ranks.size * tensor.nbytes,
     }
 
     def counting(name: str, send: Any) -> Any:
-        def counted_send(*arguments: Any) -> Any:
+        def counted_send(*arguments: Any, **options: Any) -> Any:
             nonlocal counted
             counted += received[name](*arguments)
-            return send(*arguments)
+            return send(*arguments, **options)
 
         return counted_send
 
@@ -124,7 +122,9 @@ def counted_bytes(dataset: Dataset, ranks: Ranks, batch_size: int) -> float:
     for name, send in originals.items():
         setattr(torch.distributed, name, counting(name, send))
     batch = next(dataset.batches(batch_size, seed=0))
-    batch.history.clamp_(min=1)  # full histories, as the formula assumes
+    # Full histories and distinct items, as the formula assumes.
+    batch.history.clamp_(min=1)
+    batch.item_ids.copy_(torch.arange(1, batch_size + 1))
     trainer.train_step(batch)
     for name, send in originals.items():
         setattr(torch.distributed, name, send)
@@ -149,12 +149,13 @@ def gradients(trainer, dataset, recipe, ranks) -> dict[str, torch.Tensor]:
     """What an optimiser would be given for the first batch; nothing is learned from it."""
     state = torch.get_rng_state()
     batch = next(dataset.batches(recipe.train.batch_size, seed=1, later=True))
+    trainer.step = trainer.accumulate - 1  # the last batch before an update
     u, positives, _, loss = trainer.forward(batch)
     trainer.backward(u, positives, loss)
+    trainer.step = 0
     optimizer = trainer.optimizer
     if ranks is not None:
-        share_gradients(ranks, optimizer.parameters(), [loss.detach()])
-        share_reads(ranks, list(optimizer.tables.values()))
+        trainer.add_up()
     found = {
         f"dense.{i}": parameter.grad.clone()
         for i, parameter in enumerate(optimizer.parameters())

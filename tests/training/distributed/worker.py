@@ -9,9 +9,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import cases  # type: ignore[import-not-found]
 
 from crossbatch.data import open_dataset
+from crossbatch.training.distributed import gradients
 from crossbatch.training.distributed.start import joined
 
 torch.set_num_threads(1)
+gradients.BUCKET = 64  # the towers are small, and should have several buckets
 dataset = open_dataset(Path(sys.argv[1]))
 with joined(timeout=1800) as ranks:
     for case in sys.argv[3:]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from crossbatch.errors import ConfigError
 from crossbatch.models.row_noise import rows_of
+from crossbatch.training.distributed.messages import Gathering, contact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,12 +56,8 @@ class Ranks:
             )
 
     def gather(self, rows: Tensor, total: int) -> Tensor:
-        """All `total` rows `[total, …]` of which `rows` are this rank's share.
-
-        With gradient: a row's is the sum of what all ranks have for it.
-        """
-        gathered: Tensor = _Gather.apply(rows, self, total)  # type: ignore[no-untyped-call]
-        return gathered
+        """All `total` rows `[total, …]` of which `rows` are this rank's share, with gradient."""
+        return Gathering(rows, total, self.size).wait()
 
     def sharing(self, encode: ItemEncoder) -> ItemEncoder:
         """An item tower that encodes a share of the ids and gathers the vectors of the others."""
@@ -78,7 +75,7 @@ class Ranks:
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the ranks, all in one message."""
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        with _contact():
+        with contact():
             dist.all_reduce(flat)
         sizes = [tensor.numel() for tensor in tensors]
         for tensor, total in zip(tensors, flat.split(sizes), strict=True):
@@ -87,20 +84,20 @@ class Ranks:
     def collect(self, tensor: Tensor) -> list[Tensor]:
         """The tensor of every rank; all must have the same shape."""
         received = tensor.new_empty(self.size, *tensor.shape)
-        with _contact():
+        with contact():
             dist.all_gather(list(received.unbind()), tensor.contiguous())
         return list(received.unbind())
 
     def collect_objects(self, value: Any) -> list[Any]:
         """A small plain value of every rank."""
         values: list[Any] = [None] * self.size
-        with _contact():
+        with contact():
             dist.all_gather_object(values, value)
         return values
 
     def wait(self) -> None:
         """Return when every rank has come here."""
-        with _contact():
+        with contact():
             dist.barrier()
 
     @contextmanager
@@ -121,45 +118,3 @@ class Ranks:
                 yield
         finally:
             generator.set_state(shared.get_state())
-
-
-class LostContactError(RuntimeError):
-    """A message to the other ranks failed: one of them was killed, or hangs."""
-
-
-@contextmanager
-def _contact() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise LostContactError(str(error)) from error
-
-
-class _Gather(torch.autograd.Function):
-    """Concatenate the ranks' rows; the backward pass adds up the ranks' gradients of each row."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, ranks: Ranks, total: int) -> Tensor:
-        ctx.ranks, ctx.own = ranks, rows.shape[0]
-        each = -(-total // ranks.size)
-        parts = ranks.collect(_padded(rows.detach(), each))
-        return torch.cat(parts)[:total]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        ranks: Ranks = ctx.ranks
-        each = -(-grad.shape[0] // ranks.size)
-        pieces = list(_padded(grad, each * ranks.size).split(each))
-        own = torch.empty_like(pieces[0])
-        with _contact():
-            dist.reduce_scatter(own, pieces)
-        return own[: ctx.own], None, None
-
-
-def _padded(rows: Tensor, length: int) -> Tensor:
-    """`rows` followed by zeros up to `length`."""
-    if rows.shape[0] == length:
-        return rows.contiguous()
-    padded = rows.new_zeros(length, *rows.shape[1:])
-    padded[: rows.shape[0]] = rows
-    return padded

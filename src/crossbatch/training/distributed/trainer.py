@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from crossbatch.data import Batch
+from crossbatch.models import TwoTower
 from crossbatch.negatives import Candidates, Queries
 from crossbatch.queries import feature_rows
+from crossbatch.training.distributed.gradients import GradientSums
+from crossbatch.training.distributed.messages import Gathering
 from crossbatch.training.distributed.ranks import Ranks
-from crossbatch.training.distributed.reads import share_reads
+from crossbatch.training.distributed.reads import ReadExchange
 from crossbatch.training.step import Trainer, squared_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -44,6 +47,8 @@ class RankTrainer(Trainer):
     seed: int = 0
     _stop_wanted: Callable[[], bool] = lambda: False
     _stop_agreed: bool = False
+    _sums: GradientSums | None = None
+    _reads: ReadExchange | None = None
 
     def forward(
         self, batch: TrainingBatch
@@ -58,21 +63,22 @@ class RankTrainer(Trainer):
         self._fetch(torch.cat([mine.history.flatten(), mine.item_ids]))
         with self._precision(ids.device):
             with self.ranks.own_noise(total, seed, ids.device):
-                rows = feature_rows(self.model, mine)
-                u, v = self.model(mine.history, mine.item_ids, *rows)  # [b, d]
+                u, v, gathering = self._encode_both(mine, total)  # [b, d]
             log_q = self.sampler.log_q(ids)
-            # The backward pass adds these up over the ranks, which 16 bits are too few for.
-            v = v.to(torch.promote_types(v.dtype, torch.float32))
-            gathered = self.ranks.gather(v, total)
+            gathered = gathering.wait()
             positives = Candidates(gathered, ids, log_q, first_row=own.start)
             negatives = self.sampler.draw(u, positives, self.ranks.sharing(self._encode))
         loss = self.loss(u, Candidates(v, ids[own], log_q[own]), negatives, mine)
         return u, positives, negatives, loss * (len(u) / total)
 
     def backward(self, u: Tensor | Queries, positives: Candidates, loss: Tensor) -> None:
-        """Leave this rank's part of the gradients for `update`."""
+        """Leave gradients for `update`; what the ranks have to add up leaves as it is there."""
         total = len(positives)
         self.optimizer.before_backward()
+        if (self.step + 1) % self.accumulate == 0:
+            stop = torch.full_like(loss, self._stop_wanted(), requires_grad=False)
+            self._sums = GradientSums(self._layers(), [loss.detach().clone(), stop])
+            self._exchange().announce()
         if self.l2:
             v = positives.embeddings[self.ranks.share(total)]
             loss = loss + self.l2 * squared_length(u, v) / total
@@ -80,14 +86,21 @@ class RankTrainer(Trainer):
 
     def update(self, loss: Tensor) -> tuple[Tensor, float]:
         """Add up losses, requests to stop and gradients of all ranks, then move the weights."""
-        loss, stop = loss.clone(), torch.full_like(loss, self._stop_wanted())
-        if self.step % self.accumulate:
-            self.ranks.sum_([loss, stop])
+        if self._sums is None:
+            loss = loss.clone()
+            self.ranks.sum_([loss])
             return loss, 0.0
-        share_gradients(self.ranks, self.optimizer.parameters(), [loss, stop])
-        share_reads(self.ranks, list(self.optimizer.tables.values()))
+        loss, stop = self.add_up()
         self._stop_agreed = bool(stop)
         return loss, self.optimizer.step()
+
+    def add_up(self) -> tuple[Tensor, Tensor]:
+        """Wait for the gradients of all ranks: their loss, and how many were asked to stop."""
+        assert self._sums is not None
+        loss, stop = self._sums.finish()
+        self._sums = None
+        self._exchange().finish()
+        return loss, stop
 
     def agree_to_stop(self, wanted: Callable[[], bool]) -> Callable[[], bool]:
         """Whether any rank was asked to stop by the end of its last step, as `wanted` says here."""
@@ -108,6 +121,39 @@ class RankTrainer(Trainer):
             self.ranks.gather(vectors, sum(sizes)), self.ranks.gather(log_weights, sum(sizes))
         )
 
+    def _encode_both(self, batch: Batch, total: int) -> tuple[Tensor | Queries, Tensor, Gathering]:
+        """This rank's vectors u and v `[b, d]`, and the item vectors of all ranks on their way.
+
+        They leave before the histories are read, if the model says when it has them.
+        """
+        gathering: Gathering | None = None
+
+        def send(v: Tensor) -> None:
+            nonlocal gathering
+            # The backward pass adds these up over the ranks, which 16 bits are too few for.
+            v = v.to(torch.promote_types(v.dtype, torch.float32))
+            gathering = Gathering(v, total, self.ranks.size)
+
+        model: Any = self.model
+        early = {"on_items": send} if isinstance(model, TwoTower) else {}
+        u, v = model(batch.history, batch.item_ids, *feature_rows(model, batch), **early)
+        if gathering is None:
+            send(v)
+        assert gathering is not None
+        return u, v, gathering
+
+    def _layers(self) -> list[torch.nn.Parameter]:
+        """What is not updated by rows, in the order of the forward pass."""
+        model: Any = self.model
+        wanted = {id(parameter): parameter for parameter in self.optimizer.parameters()}
+        own = [wanted.pop(id(p)) for p in model.parameters() if id(p) in wanted]
+        return own + list(wanted.values())  # the temperature comes last
+
+    def _exchange(self) -> ReadExchange:
+        if self._reads is None:
+            self._reads = ReadExchange(self.ranks, list(self.optimizer.tables.values()))
+        return self._reads
+
     def _fetch(self, item_ids: Tensor) -> None:
         for table in self.optimizer.sharded.values():
             table.fetch(item_ids)
@@ -125,17 +171,3 @@ class RankTrainer(Trainer):
         events = getattr(batch, "event_ids", None)
         events = None if events is None else events[own]
         return Batch(batch.user_ids[own], batch.history[own], batch.item_ids[own], later, events)
-
-
-def share_gradients(
-    ranks: Ranks, parameters: Sequence[torch.nn.Parameter], extra: Sequence[Tensor]
-) -> None:
-    """Add up the gradients of all ranks, and the `extra` numbers, in one message.
-
-    A parameter that no rank has a gradient for keeps none: an optimiser leaves it alone.
-    """
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    present = torch.tensor([float(p.grad is not None) for p in parameters], device=extra[0].device)
-    ranks.sum_([*extra, present, *gradients])
-    for parameter, gradient, has_one in zip(parameters, gradients, present.tolist(), strict=True):
-        parameter.grad = gradient if has_one else None
