@@ -109,7 +109,7 @@ def check_runs(runs: Sequence[PlannedRun], dataset: Dataset, out: Path) -> None:
             continue
         config = resolve(run.recipe, dataset).to_dict() | {"dataset": checksum}
         earlier = read_document(path, "train the run again")
-        for key, before, value in changed_keys(earlier, config, dataset):
+        for key, before, value in changed_keys(earlier, config):
             raise ConfigError(
                 f"{out / run.folder} was trained with {key} = {before!r}, not {value!r}; "
                 "choose another --out, or give the options it began with"

@@ -134,7 +134,7 @@ class RunFolder:
         if not earlier:
             return
         self._check_own_model(earlier, config)
-        for key, before, value in changed_keys(earlier, config, dataset):
+        for key, before, value in changed_keys(earlier, config):
             raise ConfigError(
                 f"{key} is {value!r}, but the run in {self.path} began with {before!r}; "
                 "resume with the same recipe and data"
@@ -287,19 +287,15 @@ def in_use(path: Path) -> bool:
 # --- comparing configurations ---
 
 
-def changed_keys(
-    earlier: dict[str, Any], config: dict[str, Any], dataset: Dataset
-) -> Iterator[tuple[str, Any, Any]]:
+def changed_keys(earlier: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield every key that makes `config` another run than `earlier`, and its two values.
 
     A key that `earlier` does not have came with a later release: its default was in force then.
-    Items began at random, and samples were drawn by user, with the minimum history that the
-    dataset was prepared with.
+    Items began at random, samples were drawn by user, and seen items were not left out.
     """
     make = SAMPLERS.get(earlier.get("sampler", {}).get("name", ""))
     defaults = Recipe(sampler=filled(make, {}) if make else {}).to_dict()
-    samples = {"min_history": dataset.prepared_min_history, "sample_by": "user"}
-    defaults["train"] |= samples | {"exclude_seen": "no"}
+    defaults["train"] |= {"sample_by": "user", "exclude_seen": "no"}
     defaults["model"] |= {"init": "random"}
     config, defaults = json.loads(json.dumps([config, defaults]))  # with lists for tuples
     for section in ("model", "sampler", "loss", "train", "dataset"):

@@ -38,7 +38,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     """
     facts = _read(dataset)
     return {
-        "counts": _counts(dataset),
+        "counts": dataset.manifest["counts"],
         "lengths": _lengths(facts.lengths),
         "popularity": _popularity(dataset.item_counts[1:], dataset.sampler_law[1:]),
         "cold": _cold(dataset),
@@ -100,7 +100,7 @@ def _plot_activity(axis: Any, dataset: Dataset) -> None:
 
 
 def _plot_splits(axis: Any, dataset: Dataset) -> None:
-    counts = _counts(dataset)
+    counts = dataset.manifest["counts"]
     names = ("train samples", "valid targets", "test targets")
     sizes = (counts["eligible_samples"], counts["valid_targets"], counts["test_targets"])
     bars = axis.barh(names, sizes, color=(INK, SECOND, SECOND))
@@ -108,19 +108,6 @@ def _plot_splits(axis: Any, dataset: Dataset) -> None:
     axis.set(xscale="log", title=f"Split by {dataset.manifest['options']['split']}")
     axis.invert_yaxis()
     axis.margins(x=0.3)
-
-
-def _counts(dataset: Dataset) -> dict[str, int]:
-    """The counts of the manifest; training users and samples are those of `min_history` 1."""
-    counts: dict[str, int] = dataset.manifest["counts"]
-    if dataset.shards is not None:  # which are read for nothing that the manifest has
-        return counts
-    users, all_users = (
-        len(dataset.train_users),
-        counts["train_users"] + counts["train_users_too_short"],
-    )
-    now = {"train_users": users, "train_users_too_short": all_users - users}
-    return counts | now | {"eligible_samples": dataset.num_samples()}
 
 
 def _lengths(lengths: np.ndarray) -> dict[str, Any]:

@@ -150,7 +150,6 @@ def _check_events(events: Events, num_users: int, num_items: int) -> None:
 def _check(dataset: Dataset) -> None:
     num_items, num_users, n = dataset.num_items, dataset.num_users, len(dataset.items)
     _require(num_items > 0 and num_users > 0, "the counts are not positive")
-    _require(dataset.prepared_min_history > 0, "histories may be empty")
     offsets = dataset.offsets
     _check_events(dataset.events, num_users, num_items)
     for name, values in (("item_counts", dataset.item_counts), *dataset.stored_laws.items()):
@@ -188,8 +187,8 @@ def _check_training(dataset: Dataset) -> None:
     _require(_within(users, 0, dataset.num_users - 1), "training users are out of range")
     starts, longest = dataset.offsets[users], dataset.offsets[users + 1]
     _require(bool((np.diff(users) > 0).all()), "training users do not ascend")
-    enough = ends - starts > dataset.prepared_min_history
-    _require(bool((enough & (ends <= longest)).all()), "training parts are out of range")
+    fit = (ends - starts > 1) & (ends <= longest)
+    _require(bool(fit.all()), "training parts are out of range")
 
 
 def _check_keys(dataset: Dataset) -> None:

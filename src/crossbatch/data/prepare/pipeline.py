@@ -103,8 +103,7 @@ def described(options: PrepareOptions) -> dict[str, Any]:
     for name in ("event_weights", "session_gap", "shards"):
         if chosen[name] is None:
             del chosen[name]
-    # of the training arrays and the sampling law; earlier releases need the key
-    return chosen | {"min_history": 1}
+    return chosen
 
 
 def read_sequences(folder: Path, offsets: np.ndarray, bounds: tuple[int, int]) -> Sequences:
