@@ -151,7 +151,7 @@ def evaluate(
     import json
 
     from crossbatch.evaluation.baselines import BASELINES, check_names
-    from crossbatch.evaluation.opponents import measure_opponents
+    from crossbatch.evaluation.run_baselines import measure_baselines
     from crossbatch.evaluation.runs import evaluate_runs
     from crossbatch.training.distributed.start import joined
 
@@ -172,7 +172,7 @@ def evaluate(
         return
     notes: list[str] = []
     with progress_bars(quiet=quiet) as report:
-        found = measure_opponents(
+        found = measure_baselines(
             runs, split, names=names, data=data, ks=k, say=notes.append, on_fit=report
         )
     if as_json:
@@ -294,7 +294,7 @@ def _print_evaluation(
     columns: dict[str, str],
 ) -> None:
     """Print a table a protocol, the baselines' settings and costs, and the time to quality."""
-    from crossbatch.reports import opponents
+    from crossbatch.reports import baseline_tables
     from crossbatch.reports.runs import read_run
 
     table = baselines | runs
@@ -303,16 +303,16 @@ def _print_evaluation(
     if unseen:
         title = f"{split}: without items that the user has had (unseen)"
         _print_table(unseen, title, columns, CAPTION)
-    rivals = opponents.opponents(baselines)
-    if not rivals:
+    tuned = baseline_tables.read_tuned(baselines)
+    if not tuned:
         return
     about = next(iter(runs.values()))["metric"]
-    deciding = opponents.deciding_name(about)
-    lines = [each.texts for each in rivals]
-    _print_rows(opponents.HEADS, lines, f"Baselines, tuned on {deciding}", words=2)
+    deciding = baseline_tables.deciding_name(about)
+    lines = [each.texts for each in tuned]
+    _print_rows(baseline_tables.HEADS, lines, f"Baselines, tuned on {deciding}", words=2)
     for path in runs:
         run = read_run(Path(path))
-        sentence = opponents.time_to_quality(path, run.journal, opponents.tuned(run))
+        sentence = baseline_tables.time_to_quality(path, run.journal, baseline_tables.tuned(run))
         if sentence:
             typer.echo(f"{deciding}: {sentence}")
 

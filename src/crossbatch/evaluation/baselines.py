@@ -152,13 +152,13 @@ class Baseline:
     Attributes:
         make: `make(dataset, **settings)` gives its recommender.
         grid: Values to try of each setting, the first one first.
-        obstacle: Why it cannot be had for a dataset or on this machine, in one sentence, or None.
+        unavailable: Why a dataset or this machine cannot have it, in one sentence, or None.
         open_ended: Settings whose values are doubled or halved further while the best is at an end.
     """
 
     make: Callable[..., Recommender]
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    obstacle: Callable[[TrainingData], str | None] = lambda _: None
+    unavailable: Callable[[TrainingData], str | None] = lambda _: None
     open_ended: tuple[str, ...] = ()
 
 
@@ -232,9 +232,9 @@ def find_baseline(name: str, dataset: TrainingData) -> Baseline:
             machine.
     """
     check_names([name])
-    obstacle = BASELINES[name].obstacle(dataset)
-    if obstacle:
-        raise ConfigError(obstacle)
+    unavailable = BASELINES[name].unavailable(dataset)
+    if unavailable:
+        raise ConfigError(unavailable)
     return BASELINES[name]
 
 

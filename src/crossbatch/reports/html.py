@@ -22,11 +22,11 @@ from markupsafe import Markup
 
 from crossbatch.files import write_file
 from crossbatch.reports import formatting, plots, summary, svg
+from crossbatch.reports.baseline_tables import HEADS, TUNED_NOTE, tuned_tables
 from crossbatch.reports.comparison import MARKS_NOTE, Comparison, Row, compare
 from crossbatch.reports.formatting import NOTHING, metric_name
 from crossbatch.reports.journal import follow, number
-from crossbatch.reports.opponents import HEADS, TUNED_NOTE, opponent_tables
-from crossbatch.reports.variants import Variant, differing_keys, group_runs, telling_settings
+from crossbatch.reports.variants import Variant, differing_keys, differing_settings, group_runs
 
 if TYPE_CHECKING:
     from crossbatch.reports.runs import Run
@@ -77,10 +77,10 @@ def render(runs: Sequence[Run], out: Path) -> str:
         table_note=comparison.note,
         marks_note=MARKS_NOTE,
         variants=variants,
-        differing=telling_settings(variants),
+        differing=differing_settings(variants),
         shared={key: value for key, value in variants[0].options.items() if key not in differing},
-        opponent_tables=opponent_tables(runs),
-        opponent_heads=HEADS,
+        tuned_tables=tuned_tables(runs),
+        baseline_heads=HEADS,
         tuned_note=TUNED_NOTE,
         **_results(comparison),
         **_charts(comparison, variants),

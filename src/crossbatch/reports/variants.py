@@ -116,7 +116,7 @@ def differing_keys(options: Sequence[Mapping[str, str]]) -> list[str]:
     return [key for key in keys if len({option.get(key) for option in options}) > 1]
 
 
-def telling_settings(variants: Sequence[Variant]) -> list[str]:
+def differing_settings(variants: Sequence[Variant]) -> list[str]:
     """Settings on which the variants differ, but for the names that their labels already show."""
     differing = differing_keys([variant.options for variant in variants])
     return [key for key in differing if key not in ("model.name", "sampler.name")]

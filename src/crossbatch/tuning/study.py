@@ -25,9 +25,9 @@ from sqlalchemy.pool import NullPool
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import write_file
+from crossbatch.reports.baseline_tables import deciding_metrics
 from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
-from crossbatch.reports.opponents import deciding_metrics
 from crossbatch.reproduce.folder import GridFolder
 from crossbatch.reproduce.page import write_page
 from crossbatch.training import DivergedError, fit
