@@ -108,7 +108,7 @@ def test_what_was_found_is_kept(run, monkeypatch):
     assert other["metrics"] != first["rp3beta"]["metrics"]
     kept = json.loads((run / "baselines.json").read_text())
     assert kept["baselines"]["rp3beta"]["splits"].keys() == {"test", "valid"}
-    # A grid of another release, and a file that somebody edited, are not used.
+    # A grid of another release, and a file that was edited, are not used.
     grid = {**BASELINES["rp3beta"].grid, "decay": (0.9, 0.5)}
     monkeypatch.setitem(BASELINES, "rp3beta", Baseline(BASELINES["rp3beta"].make, grid))
     measure_baselines([run], "test", names=NAMES)
