@@ -76,11 +76,7 @@ def write_frame(frame: Any, path: Path, columns: Sequence[str] | None = None) ->
 
 
 def to_native(table: pl.DataFrame, library: str) -> Any:
-    """A polars frame as one of another library.
-
-    Raises:
-        ConfigError: If the library is unknown or not installed.
-    """
+    """A polars frame as one of another library."""
     if library not in LIBRARIES:
         raise ConfigError(f"library must be one of {', '.join(LIBRARIES)}, got {library!r}")
     try:
@@ -98,9 +94,6 @@ def matrix_frame(matrix: Any) -> pl.DataFrame:
 
     Ids are numbers of rows and columns, the value is the rating. There is no order, so all times
     are equal.
-
-    Raises:
-        DataError: If it is no matrix.
     """
     if hasattr(matrix, "tocoo"):
         entries = matrix.tocoo()

@@ -73,16 +73,10 @@ def local_path(path: Path | str) -> Path:
 
 
 def fetch_part(url: str, folder: Path, part: str, files: Mapping[str, str]) -> None:
-    """Copy a part of a dataset that `local_path` left in the store, and hold it.
+    """Copy a part of the dataset at `url` that `local_path` left in the store, and hold it.
 
-    Args:
-        url: The dataset.
-        folder: Its copy.
-        part: The folder of the part within it, such as `shards/0003`.
-        files: Checksums of the files of the part, by their names in the dataset.
-
-    Raises:
-        DataError: If they are not there, or damaged.
+    `folder` is the dataset's copy, `part` the part's folder within it, such as `shards/0003`, and
+    `files` are the checksums of its files by their names in the dataset.
     """
     store, place = _opened(url)
     target = folder / part

@@ -225,12 +225,7 @@ def evaluate_baselines(
 
 
 def find_baseline(name: str, dataset: TrainingData) -> Baseline:
-    """Return a baseline by its name.
-
-    Raises:
-        ConfigError: If there is none of that name, or it cannot be had for this dataset or on this
-            machine.
-    """
+    """Return a baseline by its name, unless the dataset or this machine cannot have it."""
     check_names([name])
     unavailable = BASELINES[name].unavailable(dataset)
     if unavailable:
@@ -248,10 +243,7 @@ def check_names(names: Iterable[str]) -> None:
 def first_distinct(candidates: Tensor, k: int, exclude: Tensor | None = None) -> Tensor:
     """Return the first k distinct, allowed ids of each row of `[B, C]`, 0 where there are fewer.
 
-    Args:
-        candidates: `[B, C]` item ids, best first; 0 is skipped.
-        k: Length of the lists.
-        exclude: `[B, X]` ids to skip; 0 means none.
+    Candidates are best first. They and `exclude` `[B, X]` have 0 for none.
     """
     values, order = candidates.sort(dim=1, stable=True)
     repeated = torch.zeros_like(values, dtype=torch.bool)

@@ -79,16 +79,9 @@ def nearest_items(
 ) -> Neighbours:
     """Find each item's nearest items in training sequences, by default by cosine.
 
-    Args:
-        offsets: `[U + 1]`; user u's sequence is `items[offsets[u]:offsets[u + 1]]`.
-        items: Item ids of all sequences, oldest first.
-        num_items: Ids run from 1 to this.
-        item_power: The power a of the formula above.
-        user_power: The power b.
-        neighbour_power: The power c.
-        neighbours: Kept per item.
-        max_sequence: Only so many of a user's latest items are paired: the cost of a user grows
-            with the square of the length, and the longest sequences are seldom real users.
+    User u's sequence is `items[offsets[u]:offsets[u + 1]]`, oldest item first. The powers are a, b
+    and c of the formula above. Only the latest `max_sequence` items of a user are paired: the cost
+    of a user grows with the square of the length, and the longest sequences are seldom real users.
     """
     users, ids = distinct_pairs(offsets, items, num_items, max_sequence)
     by_user = np.searchsorted(users, np.arange(len(offsets)))  # [U + 1] into ids

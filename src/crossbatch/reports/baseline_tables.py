@@ -84,13 +84,7 @@ def read_tuned(entries: object) -> list[TunedBaseline]:
 
 
 def time_to_quality(name: str, journal: Journal, baselines: Sequence[TunedBaseline]) -> str | None:
-    """One sentence: how long a run trained until it was as good as the best baseline.
-
-    Args:
-        name: What the sentence calls the run.
-        journal: Of the run.
-        baselines: The baselines; without any there is nothing to say.
-    """
+    """One sentence: how long the run `name` trained until it was as good as the best baseline."""
     if not baselines:
         return None
     best = max(baselines, key=lambda each: each.value)

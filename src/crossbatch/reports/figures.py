@@ -40,8 +40,7 @@ STYLES = ("-", (0, (6, 3)), (0, (2, 3)))  # the same dashes as svg.DASHES
 def write_figures(runs: Sequence[Run], folder: Path | str) -> list[Path]:
     """Draw one figure per kind of curve, and one of the gains; each as PNG and PDF.
 
-    Returns:
-        The files written. Runs without a journal and without gains give none.
+    Returns the files written: none for runs without a journal and without gains.
     """
     variants, comparison = group_runs(runs), compare(runs)
     figures: dict[str, list[Plot | BarChart]] = {}

@@ -129,13 +129,7 @@ def _bullets(lines: Iterable[str]) -> str:
 
 
 def pipe_table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, words: int) -> str:
-    """A table of cells that are Markdown already.
-
-    Args:
-        heads: Of the columns.
-        lines: Cells of the rows.
-        words: So many columns are text; those after them are numbers and stand to the right.
-    """
+    """A table of Markdown cells; columns after the first `words` are numbers, to the right."""
     rule = ["---" if index < words else "---:" for index in range(len(heads))]
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines))
 

@@ -189,12 +189,7 @@ def read_runs(paths: Sequence[Path | str]) -> list[Run]:
 
 
 def read_run(path: Path | str, name: str | None = None) -> Run:
-    """Read one run folder.
-
-    Args:
-        path: the folder that `crossbatch train --out` wrote.
-        name: how the report calls the run; the folder's own name if None.
-    """
+    """Read one run folder; reports call it `name`, by default as the folder."""
     path = Path(path)
     if not path.is_dir():
         raise DataError(

@@ -214,9 +214,7 @@ def _trial_path(out: Path, number: int) -> Path:
 class PruningTracker:
     """A tracker that reports a trial's validation curve to the study and prunes bad trials.
 
-    Args:
-        trial: The trial.
-        reported: Steps that were reported before a kill.
+    `reported` are the steps that were reported before a kill.
     """
 
     def __init__(self, trial: optuna.Trial, reported: set[int]) -> None:

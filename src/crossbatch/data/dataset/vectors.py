@@ -47,12 +47,7 @@ class Vectors:
 
 
 def open_vectors(name: str, path: Path) -> Vectors:
-    """Vectors of a `.npy` file, a Parquet file or a folder.
-
-    Raises:
-        ConfigError: If there is no such file, or its keys are not to be found.
-        DataError: If it holds no vectors.
-    """
+    """Open the vectors of a `.npy` file, a Parquet file or a folder."""
     if path.is_dir():
         return _folder(name, path)
     if not path.is_file():
@@ -69,16 +64,10 @@ def open_vectors(name: str, path: Path) -> Vectors:
 def write_vectors(
     path: Path, keys: pl.Series, vectors: Vectors, known: np.ndarray | None = None
 ) -> np.ndarray:
-    """Write a `.npy` with a row for each key, float16; zeros where there is no vector.
+    """Write a `.npy` with a row for each key `[R]`, float16; zeros where there is no vector.
 
-    Args:
-        path: The file to create.
-        keys: Of the rows; null for a row without one.  `[R]`.
-        vectors: Where they come from.
-        known: Rows of an earlier dataset, which stay where there is no newer vector.
-
-    Returns:
-        Which rows were found in `vectors`.  `[R]`, bool.
+    Returns which rows were found in `vectors`, `[R]` bool. The rows of an earlier dataset, `known`,
+    stay where there is no newer vector.
     """
     found = np.zeros(len(keys), dtype=bool)
     out = new_rows(path, len(keys), vectors.width, known)

@@ -116,12 +116,9 @@ def number_keys(
 ) -> Numbering:
     """Give ids to the kept users and items; lengths do not know of withheld items yet.
 
-    Items are sorted by descending count, equals by first appearance.  Users are shuffled with the
+    Items are sorted by descending count, equals by first appearance. Users are shuffled with the
     seed and cut into train, valid and test; a split that the source gives for each user code (0
     train, 1 valid, 2 test) is kept, in its order.
-
-    Raises:
-        DataError: If the filters left nothing.
     """
     kept_items, kept_users = np.flatnonzero(frequent.items), np.flatnonzero(frequent.users)
     if not len(kept_items) or not len(kept_users):

@@ -78,9 +78,7 @@ class LogChunk(NamedTuple):
 class StagedLog:
     """Interactions as flat files of a folder, written once and then read in chunks.
 
-    Args:
-        folder: Where the files are.
-        columns: What is kept of each interaction beside user, item and time.
+    `columns` are what is kept of each interaction beside user, item and time.
     """
 
     def __init__(self, folder: Path, columns: tuple[EventColumn, ...] = ()) -> None:
@@ -147,11 +145,7 @@ class ReadLog(NamedTuple):
 def read_log(
     source: Source, log: StagedLog, tally: Tally, options: PrepareOptions, progress: Progress
 ) -> ReadLog:
-    """Read a whole source to the end of a staged log.
-
-    Raises:
-        DataError: If too many lines were refused or nothing is left.
-    """
+    """Read a whole source to the end of a staged log; refuse it if too many lines are bad."""
     time_reader = TimeReader(source.time_unit, tally)
     earlier = log.rows
     user_split = np.zeros(0, dtype=np.int8)
@@ -248,10 +242,8 @@ def _with_new_users(known: np.ndarray, codes: np.ndarray, given: np.ndarray) -> 
 class TimeReader:
     """Turns times of any unit into microseconds since 1970.
 
-    Args:
-        unit: "s", "ms", "us", "ns", "order" (any number that only orders), or "auto": dates are
-            recognised by their type, numbers by the size of the first batch's median.
-        tally: Notes the unit that was chosen.
+    The unit is "s", "ms", "us", "ns", "order" (any number that only orders), or "auto": dates are
+    recognised by their type, numbers by the size of the first batch's median; the tally notes it.
     """
 
     def __init__(self, unit: str, tally: Tally) -> None:
