@@ -36,7 +36,7 @@ CONTEXT = "features/context"
 
 
 def write_shards(folder: Path, number: int, num_items: int) -> dict[str, Any]:
-    """Divide a dataset folder whose split is written; return what the manifest says of the shards."""
+    """Divide a dataset folder whose split is written; return the manifest's entry of the shards."""
     offsets, users, ends = (
         np.load(folder / f"{name}.npy") for name in ("offsets", "train_users", "train_ends")
     )
