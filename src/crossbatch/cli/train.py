@@ -20,6 +20,7 @@ from crossbatch.cli.terminal import (
     Quiet,
     RecipeArgument,
     RecipeOption,
+    comma_separated,
     opened_dataset,
     progress_bars,
     the_recipe,
@@ -157,7 +158,7 @@ def evaluate(
 
     chosen = "none" if no_baselines else baselines
     known = {"all": tuple(BASELINES), "none": ()}
-    names = known.get(chosen, tuple(name.strip() for name in chosen.split(",")))
+    names = known.get(chosen, tuple(comma_separated(chosen)))
     check_names(names)
     columns = _columns(metrics, k)
     with joined() as ranks, progress_bars(quiet=quiet) as report:
@@ -266,7 +267,7 @@ def _columns(metrics: str | None, ks: list[int] | None) -> dict[str, str]:
     """Metrics to print and their headings: as asked for, or those of `COLUMNS`."""
     if metrics is None and ks is None:
         return COLUMNS
-    names = [name.strip() for name in (metrics or "recall,hit_rate,ndcg,mrr").split(",")]
+    names = comma_separated(metrics or "recall,hit_rate,ndcg,mrr")
     for name in names:
         if name not in HEADS:
             raise ConfigError(f"--metrics must be of {', '.join(HEADS)}, got {name!r}")

@@ -56,7 +56,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a dataset folder; refuse one that was changed or has another format."""
+    """Return the manifest of a dataset folder; refuse a changed one or another version."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise DataError(

@@ -69,8 +69,18 @@ def write_vectors(
     Returns which rows were found in `vectors`, `[R]` bool. The rows of an earlier dataset, `known`,
     stay where there is no newer vector.
     """
+    if known is not None and known.shape[1] != vectors.width:
+        raise DataError(
+            f"the dataset has vectors of {known.shape[1]} numbers, the new ones have "
+            f"{vectors.width}"
+        )
+    shape = (len(keys), vectors.width)
+    out = np.lib.format.open_memmap(path, mode="w+", dtype="<f2", shape=shape)
+    if known is not None:
+        for first in range(0, len(known), PIECE):
+            piece = known[first : first + PIECE]
+            out[first : first + len(piece)] = piece
     found = np.zeros(len(keys), dtype=bool)
-    out = new_rows(path, len(keys), vectors.width, known)
     for rows, values in vectors.pieces(keys):
         if not (np.abs(values) <= LARGEST).all():
             bad = values[~(np.abs(values) <= LARGEST)][0]
@@ -81,20 +91,6 @@ def write_vectors(
         found[rows] = True
     out.flush()
     return found
-
-
-def new_rows(path: Path, num_rows: int, width: int, known: np.ndarray | None) -> np.memmap:
-    """A new float16 array on disk, mapped into memory, that begins with the rows of `known`."""
-    shape = (num_rows, width)
-    out = np.lib.format.open_memmap(path, mode="w+", dtype="<f2", shape=shape)
-    if known is not None and known.shape[1] != width:
-        raise DataError(
-            f"the dataset has vectors of {known.shape[1]} numbers, the new ones have {width}"
-        )
-    for first in range(0, 0 if known is None else len(known), PIECE):
-        assert known is not None
-        out[first : first + len(known[first : first + PIECE])] = known[first : first + PIECE]
-    return out
 
 
 def _places(keys: pl.Series, stored: pl.Series) -> tuple[np.ndarray, np.ndarray]:
