@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from crossbatch.files import write_file
@@ -52,13 +51,8 @@ def write_html(runs: Sequence[Run], out: Path | str) -> Path:
 
 def render(runs: Sequence[Run], out: Path) -> str:
     """The whole page as text, for the file `out` (links to run folders are relative to it)."""
-    page = Environment(
-        loader=PackageLoader("crossbatch.reports"), autoescape=True, undefined=StrictUndefined
-    )
-    page.filters |= {
-        name: getattr(formatting, name)
-        for name in ("amount", "count", "gain", "percent", "seeds", "verdict")
-    }
+    names = ("amount", "count", "gain", "percent", "seeds", "verdict")
+    page = svg.template_environment(**{name: getattr(formatting, name) for name in names})
     comparison, variants = compare(runs), group_runs(runs)
     differing = differing_keys([variant.options for variant in variants])
     script = svg.package_file("page.js")

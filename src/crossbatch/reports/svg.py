@@ -27,7 +27,7 @@ from crossbatch.reports.axis import Axis, exact, limits, short
 from crossbatch.reports.plots import BarChart, Plot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from crossbatch.reports.plots import Line
@@ -81,10 +81,7 @@ def _draw(macro: str, *arguments: Any) -> Markup:
 
 @cache
 def _macros() -> Any:
-    page = Environment(
-        loader=PackageLoader("crossbatch.reports"), autoescape=True, undefined=StrictUndefined
-    )
-    page.filters |= {"short": short, "pixel": "{:.1f}".format}
+    page = template_environment(short=short, pixel="{:.1f}".format)
     style = Markup(package_file("chart.css"))  # noqa: S704 (ours)
     return page.get_template("charts.svg", globals={"colors": COLORS, "style": style}).module
 
@@ -155,6 +152,14 @@ def write_panels(charts: Sequence[Plot | BarChart], path: Path, *, columns: int)
     entries, below = _legend({line.label: line.color for line in lines}, width)
     whole = _draw("panels", panels, entries, width, top + below, top)
     return write_file(path, f"{whole}\n".encode())
+
+
+def template_environment(**filters: Callable[..., str]) -> Environment:
+    """The templates of reports, which escape all texts, with filters by name."""
+    loader = PackageLoader("crossbatch.reports")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment.filters |= filters
+    return environment
 
 
 def package_file(name: str) -> str:
