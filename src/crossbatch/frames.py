@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.errors import ConfigError, DataError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ def write_frame(frame: Any, path: Path, columns: Sequence[str] | None = None) ->
             f"reading a {library_of(frame)} frame needs {error.name}: pip install {error.name}"
         ) from None
     except Exception as error:  # each library has exceptions of its own for mixed types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = reason_of(error)
         raise DataError(
             f"the frame's columns {', '.join(chosen.collect_schema().names())} cannot be read "
             f"({reason}): give each column one type"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.cache import cache_folder, hold, make_room
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.errors import ConfigError, DataError, reason_of
 from crossbatch.files import (
     atomic_folder,
     file_checksum,
@@ -303,7 +303,7 @@ def _store_errors(url: str, verb: str) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"{url} does not exist, or is incomplete: check the address") from None
     except Exception as error:  # stores have errors of their own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = reason_of(error)
         raise DataError(
             f"cannot {verb} {url} ({reason}): check the address and your credentials"
         ) from error

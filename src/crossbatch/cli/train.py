@@ -25,7 +25,7 @@ from crossbatch.cli.terminal import (
     progress_bars,
     the_recipe,
 )
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -212,10 +212,8 @@ def tune(
 
     loaded = Recipe.load(the_recipe(recipe, recipe_option), set_ or [])
     searched = read_space(space) if space else None
-    try:
+    with needs_extra("tune", "tune"):
         from crossbatch.tuning.study import tune as run
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"tune needs {error.name}: pip install 'crossbatch[tune]'") from None
     try:
         run(
             opened_dataset(data, quiet=quiet),

@@ -11,7 +11,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossbatch.errors import ConfigError
+from crossbatch.errors import needs_extra
 from crossbatch.files import write_file
 from crossbatch.reports.axis import log_ticks, short
 from crossbatch.reports.comparison import compare
@@ -59,14 +59,9 @@ def draw_panels(
     charts: Sequence[Plot | BarChart], folder: Path, name: str, *, columns: int
 ) -> list[Path]:
     """Draw charts side by side, `columns` in a row, with one legend; as PNG and PDF."""
-    try:
+    with needs_extra("report", "--figures"):
         # The class itself, not pyplot: no window, no global state, no backend to choose.
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "figures need matplotlib, which is not installed; "
-            "run `pip install 'crossbatch[report]'` or leave out --figures"
-        ) from error
     columns = min(columns, len(charts))
     rows = -(-len(charts) // columns)
     figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows), layout="constrained")

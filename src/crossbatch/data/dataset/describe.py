@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from crossbatch.data.dataset.arrays import range_positions
-from crossbatch.errors import ConfigError
+from crossbatch.errors import needs_extra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,15 +49,9 @@ def describe(dataset: Dataset) -> dict[str, Any]:
 
 
 def plot(dataset: Dataset, path: Path | str) -> None:
-    """Write four panels as PNG, SVG or PDF, by the file's suffix.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-    """
-    try:
+    """Write four panels as PNG, SVG or PDF, by the file's suffix."""
+    with needs_extra("report", "a picture"):
         from matplotlib.figure import Figure  # not pyplot: no global state, no display
-    except ImportError as error:
-        raise ConfigError("a picture needs matplotlib: pip install 'crossbatch[report]'") from error
     figure = Figure(figsize=(10, 7), layout="constrained")
     panels = (_plot_lengths, _plot_popularity, _plot_activity, _plot_splits)
     for axis, draw in zip(figure.subplots(2, 2).flat, panels, strict=True):

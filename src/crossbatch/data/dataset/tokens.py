@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from crossbatch.data.dataset.arrays import offsets_of
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.errors import ConfigError, DataError, needs_extra, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -119,15 +119,13 @@ def _library_errors() -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = reason_of(error)
         raise DataError(f"the tokenizer cannot be used: {reason}") from error
 
 
 def _library() -> Any:
-    try:
+    with needs_extra("text", "a tokenizer"):
         library = import_module("tokenizers")
         for part in ("models", "normalizers", "pre_tokenizers", "decoders", "trainers"):
             import_module(f"tokenizers.{part}")
-    except ImportError as error:
-        raise ConfigError("token ids of text need: pip install 'crossbatch[text]'") from error
     return library
