@@ -20,6 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from crossbatch.data.dataset.arrays import range_positions
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
@@ -118,10 +120,7 @@ def nearest_items(
 
 def expand(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     """Return all positions of the ranges [start, end), and the range each belongs to."""
-    lengths = ends - starts
-    source = np.repeat(np.arange(len(starts)), lengths)
-    before = np.cumsum(lengths) - lengths
-    return np.arange(len(source)) + (starts - before)[source], source
+    return range_positions(starts, ends)[0], np.repeat(np.arange(len(starts)), ends - starts)
 
 
 def distinct_pairs(

@@ -10,6 +10,7 @@ interactions is divided with them; everything else is stored once.
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +92,7 @@ def _keep_evaluated(folder: Path, offsets: np.ndarray) -> None:
     _copy_events(folder, place, offsets[users], offsets[users + 1])
     for path in [path for path in place.rglob("*") if path.is_file()]:
         path.replace(folder / path.relative_to(place))
-    for path in sorted((path for path in place.rglob("*")), reverse=True):
-        path.rmdir()
-    place.rmdir()
+    shutil.rmtree(place)
     for name, evaluated in parts.items():
         for end in ("cuts", "ends"):
             path = folder / f"{name}_{end}.npy"
