@@ -34,9 +34,9 @@ def main() -> None:
         dataset = open_dataset(path)
         popularity = Popularity.from_counts(dataset.item_counts)
         for name in arguments.names.split(","):
-            obstacle = BASELINES[name].obstacle(dataset)
-            if obstacle:
-                print(table_line(path.name, obstacle, *[""] * (len(HEADS) - 2)), flush=True)
+            unavailable = BASELINES[name].unavailable(dataset)
+            if unavailable:
+                print(table_line(path.name, unavailable, *[""] * (len(HEADS) - 2)), flush=True)
                 continue
             tuned = tune_baseline(dataset, name, exclude_history=True)
             test = evaluate_recommender(

@@ -40,8 +40,8 @@ except ImportError:  # where earlier versions had it
 torch.set_num_threads(1)
 dataset, rows = open_dataset(Path(sys.argv[1])), {}
 # older trees draw with the minimum history that the folder was prepared with, and know no other
-known = hasattr(dataset, "prepared_min_history")
-least = {"min_history": dataset.prepared_min_history, "sample_by": "user"} if known else {}
+known = "min_history" in Recipe.from_dict({"sampler": {"name": "in_batch"}}).to_dict()["train"]
+least = {"min_history": 1, "sample_by": "user"} if known else {}
 SAMPLERS = {"in_batch": {}, "uniform": {"num_negatives": 1280}, "mixed": {"num_uniform": 1152},
             "cross_batch": {"capacity": 2432, "warmup_steps": 0}}
 TOWERS = {"youtube_dnn": {"hidden": [128]}, "gru4rec": {}, "mind": {"interests": 4}}

@@ -87,9 +87,9 @@ def opponent(
     dataset: Dataset, name: str, runs: list[Path], earlier: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """A baseline, tuned as `earlier` says or anew, measured, and how far the runs are from it."""
-    obstacle = BASELINES[name].obstacle(dataset)
-    if obstacle:
-        return {"name": name, "left_out": obstacle}
+    unavailable = BASELINES[name].unavailable(dataset)
+    if unavailable:
+        return {"name": name, "left_out": unavailable}
     if earlier is None:
         tuned = tune_baseline(dataset, name, exclude_history=True)
         recommend, facts = (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,10 +10,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
-    from crossbatch.data import Dataset
 
 # pytest-xdist runs one worker per core: more threads would wait for each other.
 torch.set_num_threads(1)
@@ -29,43 +25,6 @@ settings.register_profile(
     derandomize="CROSSBATCH_FAULTS" not in os.environ,
 )
 settings.load_profile("repeatable")
-
-
-@pytest.fixture(scope="session")
-def prepared_earlier() -> Callable[[Dataset, Path, int], Dataset]:
-    """Write a dataset again as a release did that had `prepare --min-history`.
-
-    It left out training users with no more items than that, and stored the sampling law of it.
-    """
-
-    def write(dataset: Dataset, folder: Path, min_history: int) -> Dataset:
-        import numpy as np
-
-        from crossbatch.data import open_dataset
-        from crossbatch.data.dataset.manifest import write_manifest
-
-        shutil.copytree(dataset.path, folder)
-        users, ends = (np.load(folder / f"train_{name}.npy") for name in ("users", "ends"))
-        lengths = ends - np.load(folder / "offsets.npy")[users]
-        able = lengths > min_history
-        np.save(folder / "train_users.npy", users[able])
-        np.save(folder / "train_ends.npy", ends[able])
-        items, law = np.load(folder / "items.npy"), np.zeros(dataset.num_items + 1)
-        for length, end in zip(lengths[able], ends[able], strict=True):
-            for item in items[end - length + min_history : end]:
-                law[item] += 1 / (int(able.sum()) * (length - min_history))
-        np.save(folder / "sampler_law.npy", law)
-        manifest = json.loads((folder / "manifest.json").read_text())
-        counts = manifest["counts"]
-        counts["train_users_too_short"] += int((~able).sum())
-        counts["train_users"] = int(able.sum())
-        counts["eligible_samples"] = int((lengths[able] - min_history).sum())
-        manifest["options"]["min_history"] = min_history
-        made = ("files", "checksum", "seal", "format_version")
-        write_manifest(folder, {key: value for key, value in manifest.items() if key not in made})
-        return open_dataset(folder)
-
-    return write
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def test_a_failure_leaves_the_old_dataset_alone(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
-def test_an_existing_folder_is_replaced_only_when_told(tmp_path: Path) -> None:
+def test_an_existing_folder_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     write(tmp_path / "out", "old")
     with pytest.raises(DataError, match="--overwrite"):
         write(tmp_path / "out", "new")
@@ -241,7 +241,7 @@ def test_overwrite_never_replaces_what_is_no_dataset(tmp_path: Path) -> None:
     assert names(tmp_path / "thesis") == ["chapter"]
 
 
-def test_a_full_disk_is_told_plainly(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"disk .* is full"), atomic_folder(tmp_path / "out"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert names(tmp_path) == []
@@ -325,7 +325,7 @@ def test_whatever_is_wrong_is_one_sentence(tmp_path, content):
     assert len(str(caught.value)) < 400
 
 
-def test_missing_files_and_folders_are_told(tmp_path):
+def test_missing_files_and_folders_are_named(tmp_path):
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(DataError, match="cannot be read"):
             read_document(path, "write it")

@@ -1,4 +1,4 @@
-"""Text of strangers on a terminal: nothing but what rich draws moves the cursor."""
+"""Untrusted text on a terminal: nothing but what rich draws moves the cursor."""
 
 import io
 import json

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.reports import formatting
+from crossbatch.reports.baseline_tables import BASELINE_NAMES
 from crossbatch.reports.comparison import Estimate, Gain
 from crossbatch.reports.journal import Curve
 from crossbatch.reports.markdown import pipe_table
-from crossbatch.reports.opponents import BASELINE_NAMES
 from crossbatch.reports.plots import Line, Plot
 from crossbatch.reports.svg import write_panels
 from crossbatch.reproduce.experiments import WRITERS

@@ -16,7 +16,7 @@ import math
 from html import escape
 from pathlib import Path
 
-from crossbatch.reports.opponents import BASELINE_NAMES
+from crossbatch.reports.baseline_tables import BASELINE_NAMES
 from crossbatch.reports.svg import package_file
 
 HERE = Path(__file__).parent

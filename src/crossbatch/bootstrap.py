@@ -108,17 +108,11 @@ def paired_difference(
 
 
 def gain_interval(ours: Floats, reference: Floats) -> tuple[float, float] | None:
-    """Percentile interval of the relative gain mean(ours) / mean(reference) − 1.
+    """Percentile interval of the relative gain mean(ours) / mean(reference) − 1, or None.
 
+    `ours` and `reference` are `[R, S]` resampled means of the same resamples, one column per seed.
     Seeds are drawn again too, in pairs, so that the interval also knows how much a run depends on
-    its seed.
-
-    Args:
-        ours: `[R, S]` resampled means, one column per seed.
-        reference: `[R, S]` of the same resamples and seeds.
-
-    Returns:
-        (low, high), or None where the reference may be zero, so that no ratio exists.
+    its seed. None: the reference may be zero, so that no ratio exists.
     """
     R, S = ours.shape
     drawn = np.random.default_rng(0).integers(0, S, (R, S))  # S = 1 always draws column 0

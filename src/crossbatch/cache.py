@@ -145,14 +145,10 @@ def _bytes_below(folder: Path) -> int:
 
 
 def make_room(num_bytes: int, what: str) -> None:
-    """Remove what was not opened for longest, until so many bytes fit into the cache.
+    """Remove what was not opened for longest, until `num_bytes` more fit into the cache.
 
-    Args:
-        num_bytes: How much is about to be fetched.
-        what: Its name, for the message.
-
-    Raises:
-        NoRoomError: If they do not fit beside what is in use.
+    Raises `NoRoomError`, which names `what` is about to be fetched, if they do not fit beside what
+    is in use.
     """
     limit = cache_limit()
     if limit is None:

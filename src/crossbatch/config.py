@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -254,21 +255,16 @@ class TrainConfig:
         _one_of("train.adam", self.adam, ("dense", "lazy"))
         _one_of("train.tables", self.tables, ("adam", "adagrad", "sharded"))
         _one_of("train.moments", self.moments, ("anew", "save", "keep"))
-        if self.tables == "sharded" and self.moments != "anew":
-            raise ConfigError(
-                'train.tables="sharded" stores no moments for a later run and needs '
-                f'train.moments="anew", got {self.moments!r}'
-            )
-        if self.tables == "sharded" and self.accumulate > 1:
-            raise ConfigError(
-                'train.tables="sharded" learns in the backward pass and needs train.accumulate=1, '
-                f"got {self.accumulate}"
-            )
-        if self.tables == "sharded" and self.clip_norm:
-            raise ConfigError(
-                'train.tables="sharded" learns in the backward pass and needs train.clip_norm=0, '
-                f"got {self.clip_norm}"
-            )
+        for key, needed, why in (
+            ("moments", "anew", "stores no moments for a later run"),
+            ("accumulate", 1, "learns in the backward pass"),
+            ("clip_norm", 0, "learns in the backward pass"),
+        ):
+            if self.tables == "sharded" and getattr(self, key) != needed:
+                raise ConfigError(
+                    f'train.tables="sharded" {why} and needs train.{key}={json.dumps(needed)}, '
+                    f"got {getattr(self, key)!r}"
+                )
         _one_of("train.precision", self.precision, ("float32", "bfloat16"))
         _one_of("train.device", self.device, ("auto", "cpu", "cuda"))
 

@@ -1,5 +1,13 @@
 """Exceptions that a user can resolve; the command line prints them without a traceback."""
 
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class ConfigError(ValueError):
     """An invalid recipe, option or argument."""
@@ -39,3 +47,17 @@ NO_MEMORY = (
 def out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed; most libraries say so only in their message."""
     return isinstance(error, MemoryError) or any(text in str(error) for text in NO_MEMORY)
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error's message, or its name if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Name the extra that `what` needs if an import in the body fails."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{what} needs {error.name}: pip install 'crossbatch[{extra}]'") from None

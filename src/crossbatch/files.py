@@ -235,10 +235,8 @@ def remove_leftovers(target: Path) -> None:
 def put_in_place(work: Path, target: Path, *, replace: bool) -> None:
     """Rename a finished folder to `target`.
 
-    Args:
-        work: The folder. After a replacement it holds what was at `target` before.
-        target: Its name.
-        replace: Whether a folder at `target` is replaced; otherwise that is an error.
+    With `replace` a folder that is there is replaced and ends up at `work`, otherwise it is an
+    error.
     """
     try:
         work.rename(target)
@@ -361,15 +359,10 @@ def verify_checksums(folder: Path) -> None:
 
 
 def read_document(path: Path, remedy: str) -> dict[str, Any]:
-    """Return the JSON object in a file.
+    """Return the JSON object in a file; `remedy` ends the message of a `DataError`.
 
-    Args:
-        path: The file.
-        remedy: What to do about a damaged file; ends the error message.
-
-    Raises:
-        DataError: If the file is missing, larger than `MAX_DOCUMENT_BYTES`, not JSON, nested too
-            deeply, or not an object.
+    That is raised if the file is missing, larger than `MAX_DOCUMENT_BYTES`, not JSON, nested too
+    deeply, or not an object.
     """
     try:
         with open_regular(path) as file:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.errors import ConfigError, DataError, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ def write_frame(frame: Any, path: Path, columns: Sequence[str] | None = None) ->
             f"reading a {library_of(frame)} frame needs {error.name}: pip install {error.name}"
         ) from None
     except Exception as error:  # each library has exceptions of its own for mixed types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = reason_of(error)
         raise DataError(
             f"the frame's columns {', '.join(chosen.collect_schema().names())} cannot be read "
             f"({reason}): give each column one type"
@@ -76,11 +76,7 @@ def write_frame(frame: Any, path: Path, columns: Sequence[str] | None = None) ->
 
 
 def to_native(table: pl.DataFrame, library: str) -> Any:
-    """A polars frame as one of another library.
-
-    Raises:
-        ConfigError: If the library is unknown or not installed.
-    """
+    """A polars frame as one of another library."""
     if library not in LIBRARIES:
         raise ConfigError(f"library must be one of {', '.join(LIBRARIES)}, got {library!r}")
     try:
@@ -98,9 +94,6 @@ def matrix_frame(matrix: Any) -> pl.DataFrame:
 
     Ids are numbers of rows and columns, the value is the rating. There is no order, so all times
     are equal.
-
-    Raises:
-        DataError: If it is no matrix.
     """
     if hasattr(matrix, "tocoo"):
         entries = matrix.tocoo()

@@ -1,4 +1,4 @@
-"""Text for terminals: titles and ids of strangers cannot move the cursor or turn the line around.
+"""Untrusted text, such as titles and ids, for terminals: it cannot move the cursor or turn a line.
 
 `main` of the command line puts a `PrintableStream` in place of stdout and stderr; whatever draws
 with rich uses a `console`.

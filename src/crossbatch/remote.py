@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.cache import cache_folder, hold, make_room
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.errors import ConfigError, DataError, reason_of
 from crossbatch.files import (
     atomic_folder,
     file_checksum,
@@ -73,16 +73,10 @@ def local_path(path: Path | str) -> Path:
 
 
 def fetch_part(url: str, folder: Path, part: str, files: Mapping[str, str]) -> None:
-    """Copy a part of a dataset that `local_path` left in the store, and hold it.
+    """Copy a part of the dataset at `url` that `local_path` left in the store, and hold it.
 
-    Args:
-        url: The dataset.
-        folder: Its copy.
-        part: The folder of the part within it, such as `shards/0003`.
-        files: Checksums of the files of the part, by their names in the dataset.
-
-    Raises:
-        DataError: If they are not there, or damaged.
+    `folder` is the dataset's copy, `part` the part's folder within it, such as `shards/0003`, and
+    `files` are the checksums of its files by their names in the dataset.
     """
     store, place = _opened(url)
     target = folder / part
@@ -309,7 +303,7 @@ def _store_errors(url: str, verb: str) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"{url} does not exist, or is incomplete: check the address") from None
     except Exception as error:  # stores have errors of their own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = reason_of(error)
         raise DataError(
             f"cannot {verb} {url} ({reason}): check the address and your credentials"
         ) from error

@@ -77,7 +77,7 @@ def test_every_flag_reaches_the_manifest(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path / "out")
     assert dataset.manifest["options"] == {
         "min_item_count": 2, "min_user_count": 3, "core": True, "split": "user",
-        "valid_share": 0.2, "test_share": 0.3, "ties": "item", "min_history": 1,
+        "valid_share": 0.2, "test_share": 0.3, "ties": "item",
         "cold_items": 0.1, "min_rating": 4.0, "max_bad_lines": 0.02, "seed": 9,
         "growing": False, "test_day": None,
     }  # fmt: skip
@@ -110,7 +110,6 @@ def test_describe_as_table_json_and_picture(tmp_path: Path) -> None:
         (["prepare", "absent", "--out", "x"], DataError, "does not exist"),
         (["data", "describe", "absent"], DataError, "not a dataset"),
         (["prepare", ".", "--out", "x", "--max-bad-lines", "few"], ConfigError, "max-bad-lines"),
-        (["prepare", ".", "--out", "x", "--min-history", "2"], ConfigError, "train.min_history=2"),
         (["prepare", ".", "--out", "x", "--item-feature", "genre"], ConfigError, "NAME:KIND"),
     ],
 )

@@ -42,7 +42,7 @@ def test_figures(run: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "f").iterdir()) == ["loss.pdf", "loss.png"]
 
 
-def test_page_lies_here_by_default(
+def test_the_page_is_written_here_by_default(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

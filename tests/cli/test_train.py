@@ -174,7 +174,7 @@ def test_mistakes_are_one_sentence_and_exit_code_two(crossbatch, workplace, argu
     shutil.rmtree(workplace / "new", ignore_errors=True)
 
 
-def test_a_full_disk_is_one_sentence_and_the_run_goes_on_later(crossbatch, workplace, monkeypatch):
+def test_a_full_disk_is_one_sentence_and_the_run_can_be_resumed(crossbatch, workplace, monkeypatch):
     """The second checkpoint does not fit; after space was made, --resume ends as if it had."""
     from crossbatch import files
 

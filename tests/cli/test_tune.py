@@ -42,7 +42,7 @@ def tune(folder, *more):
     return CliRunner().invoke(app, line, catch_exceptions=True)
 
 
-def test_trials_are_told_and_the_best_is_a_recipe(folder):
+def test_trials_are_printed_and_the_best_is_a_recipe(folder):
     pytest.importorskip("optuna")
     done = tune(folder, "--trials", 2, "--space", folder / "space.toml", "--set", "train.seed=4")
     assert done.exit_code == 0, done.output

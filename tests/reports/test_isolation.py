@@ -18,7 +18,7 @@ from importlib.abc import MetaPathFinder
 class Absent(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {"torch", "polars", "matplotlib", "safetensors", "typer", "rich"}:
-            raise ImportError(name)
+            raise ModuleNotFoundError(name, name=name)  # as where it is not installed
 
 sys.meta_path.insert(0, Absent())
 from pathlib import Path

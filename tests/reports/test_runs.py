@@ -34,7 +34,7 @@ def test_unfinished_run_reads_what_is_there(make_run: MakeRun) -> None:
     assert run.notes == ("no result yet: it has no test metrics",)
 
 
-def test_missing_and_truncated_journals_are_told(make_run: MakeRun) -> None:
+def test_missing_and_truncated_journals_are_noted(make_run: MakeRun) -> None:
     gone, cut = make_run("gone", journal=None), make_run("cut")
     (cut / "journal.jsonl").write_text((cut / "journal.jsonl").read_text()[:-9])
     assert read_run(gone).notes == ("the journal is missing: no curves",)

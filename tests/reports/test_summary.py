@@ -67,7 +67,7 @@ def test_the_end_of_a_schedule_is_no_early_end(
 
 
 @pytest.mark.parametrize(("warmup", "told"), [(200, True), (199, False), (0, False)])
-def test_a_bank_that_was_never_used_is_told(make_run: MakeRun, warmup: int, told: bool) -> None:
+def test_a_bank_that_was_never_used_is_named(make_run: MakeRun, warmup: int, told: bool) -> None:
     options = {"warmup_steps": warmup}  # the best step is 200
     runs = read_runs([make_run("bank", sampler="cross_batch", options=options)])
     text = "\n".join(summary.caveats(compare(runs), runs))
@@ -86,7 +86,7 @@ def test_data_sets_have_no_common_best(make_run: MakeRun) -> None:
     assert [fact.title for fact in summary.facts(compare(runs), runs)] == ["Finished runs"]
 
 
-def test_a_warning_of_many_runs_is_told_once(make_run: MakeRun) -> None:
+def test_a_warning_of_many_runs_is_shown_once(make_run: MakeRun) -> None:
     def warning(share: float) -> dict[str, object]:
         return {"event": "warning", "step": 5, "message": f"share is {share:.3g}: collapse"}
 

@@ -36,7 +36,7 @@ def test_published_and_repaired_gradients_never_share_a_name(make_run: MakeRun) 
     assert lone.sampler_name == "Cross-batch, as published"
 
 
-def test_namesakes_are_told_apart_by_what_differs(make_run: MakeRun) -> None:
+def test_variants_of_one_name_are_labelled_by_what_differs(make_run: MakeRun) -> None:
     paths = [
         make_run(f"m{size}", sampler="cross_batch", options={"capacity": size, "warmup_steps": 5})
         for size in (2432, 128, 10112)

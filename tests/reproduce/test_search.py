@@ -140,7 +140,7 @@ def test_bug_a_search_could_not_be_kept(searched, tmp_path):
         assert (tmp_path / "kept" / name).read_bytes() == (home.path / name).read_bytes()
 
 
-def test_bug_a_search_believed_what_it_remembered_whatever_that_was(searched):
+def test_bug_a_changed_search_json_was_accepted(searched):
     out = searched(lambda *_: 0.1)
     write_search(DESIGN, GridFolder(out))
     whole = (out / "search.json").read_text()
@@ -153,7 +153,7 @@ def test_bug_a_search_believed_what_it_remembered_whatever_that_was(searched):
             write_search(DESIGN, GridFolder(out))
 
 
-def test_bug_a_search_believed_a_changed_result(searched):
+def test_bug_a_changed_result_was_accepted(searched):
     home = searched(lambda *_: 0.1)
     run = home / search_runs(DESIGN)[0].folder
     listed = {"result.json": file_checksum(run / "result.json")}
@@ -181,7 +181,7 @@ def test_unfinished_trials_do_not_count_and_none_is_an_error(searched, tmp_path)
     assert choose(read_trials(DESIGN, out))["mind"]["in_batch"].setting == "dot-fast"
 
 
-def test_a_search_goes_on_from_what_search_json_remembers(searched):
+def test_a_search_continues_from_search_json(searched):
     out = searched(lambda recipe, folder, seed: 0.1 + recipe.train.lr)
     write_search(replace(DESIGN, models=("gru4rec",)), GridFolder(out))
     assert set(read_settings(out / "settings.toml")) == {"gru4rec"}

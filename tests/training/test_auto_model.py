@@ -319,7 +319,7 @@ def test_the_metric_is_that_of_early_stopping_on_some_users(dataset, tmp_path, m
     assert {each.num_users for each in seen} == {13}
 
 
-def test_an_interrupted_race_goes_on_and_chooses_the_same(dataset, tmp_path, monkeypatch):
+def test_an_interrupted_race_continues_and_chooses_the_same(dataset, tmp_path, monkeypatch):
     order = ("recency pooling", "10 recent items", "GRU4REC")
     whole = choose(dataset, tmp_path / "whole", prefers(*order))
     run, second = tmp_path / "run", prefers(*order)

@@ -64,7 +64,7 @@ def schedule(measured):
     return [(each.candidate, each.steps) for each in measured]
 
 
-def test_the_better_half_goes_on_with_twice_the_steps(dataset, candidates, steps_taken):
+def test_the_better_half_continues_to_twice_the_steps(dataset, candidates, steps_taken):
     race = Race(candidates, dataset, by_name, 3, 1e9, clock=steps_taken.clock)
     last = race.run()
     assert schedule(race.measured) == [

@@ -1,4 +1,4 @@
-"""`train.min_history` and `train.sample_by`: what is drawn, its log q, and earlier folders."""
+"""`train.min_history` and `train.sample_by`: what is drawn, and its log q."""
 
 import json
 import math
@@ -8,10 +8,8 @@ from itertools import islice
 import pytest
 import torch
 
-from crossbatch.errors import ConfigError
 from crossbatch.training import Interrupted, fit
 from crossbatch.training.build import build_sampler, build_trainer, draw_batches, resolve
-from crossbatch.training.run_folder import changed_keys
 
 from .conftest import RECIPE
 from .test_run import stopped_after
@@ -94,34 +92,3 @@ def test_a_resumed_run_by_interaction_is_the_same(dataset, tmp_path, monkeypatch
 def _losses(run):
     entries = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
     return [(entry["step"], entry["loss"]) for entry in entries if entry["event"] == "train"]
-
-
-def test_a_folder_of_an_earlier_release_trains_with_any_minimum(
-    dataset, prepared_earlier, tmp_path
-):
-    earlier = prepared_earlier(dataset, tmp_path / "earlier", 12)
-    assert earlier.manifest["counts"]["train_users"] < dataset.manifest["counts"]["train_users"]
-    for least in (1, 12):
-        recipe = with_options(least, "user", "train.max_steps=20", "train.eval_every=20")
-        now = fit(dataset, recipe, tmp_path / f"now-{least}")
-        before = fit(earlier, recipe, tmp_path / f"earlier-{least}")
-        assert before["test"] == now["test"]
-        assert _losses(tmp_path / f"earlier-{least}") == _losses(tmp_path / f"now-{least}")
-
-
-def test_a_run_of_an_earlier_release_had_the_minimum_of_its_dataset(
-    dataset, prepared_earlier, tmp_path
-):
-    earlier = prepared_earlier(dataset, tmp_path / "earlier", 4)
-    recipe = with_options(4, "user")
-    fit(earlier, recipe, tmp_path / "run")
-    path = tmp_path / "run" / "config.json"
-    config = json.loads(path.read_text())
-    del config["train"]["min_history"], config["train"]["sample_by"]
-    now = json.loads(json.dumps(resolve(recipe, earlier).to_dict()))
-    assert list(changed_keys(config, now, earlier)) == []
-    path.write_text(json.dumps(config))
-    (tmp_path / "run" / "result.json").unlink()
-    (tmp_path / "run" / "checksums.json").unlink()
-    with pytest.raises(ConfigError, match=r"train.min_history is 1, .* began with 4"):
-        fit(earlier, with_options(1, "user"), tmp_path / "run", resume=True)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crossbatch.cli.terminal import AllowCode, BundleOut, MovedData, Overwrite, Quiet, progress_bars
+from crossbatch.cli.terminal import (
+    AllowCode,
+    BundleOut,
+    MovedData,
+    Overwrite,
+    Quiet,
+    comma_separated,
+    progress_bars,
+)
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -145,7 +153,7 @@ def remove(
     if (items is None) == (file is None):
         raise ConfigError("pass either --items ITEM,ITEM or --file FILE")
     if items is not None:
-        keys = [name.strip() for name in items.split(",") if name.strip()]
+        keys = comma_separated(items)
     else:
         assert file is not None
         table = _table(file, "--file")

@@ -134,9 +134,6 @@ def prepare(
     ] = "polars",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
-    min_history: Annotated[
-        int | None, typer.Option(hidden=True, help="Gone: see train.min_history.")
-    ] = None,
 ) -> None:
     """Turn a raw log into a dataset folder: read, filter, split and encode it.
 
@@ -153,8 +150,6 @@ def prepare(
     from crossbatch.data.readers.source import CLOCK
     from crossbatch.files import check_target
 
-    if min_history is not None:
-        PrepareOptions(min_history=min_history)  # which says where the option went
     given["max_bad_lines"] = _limit(max_bad_lines)
     given["event_weights"] = _weights(event_weights)
     check_target(out, overwrite=overwrite)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossbatch.cli.terminal import AllowCode, AsJson, MovedData, Overwrite, Quiet, progress_bars
+from crossbatch.cli.terminal import (
+    AllowCode,
+    AsJson,
+    MovedData,
+    Overwrite,
+    Quiet,
+    comma_separated,
+    progress_bars,
+)
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,8 +79,8 @@ def recommend(
         )
     limits: dict[str, Any] = {
         "filter": _conditions(filter_),
-        "candidates": None if candidates is None else _keys(candidates),
-        "exclude": _keys(exclude),
+        "candidates": None if candidates is None else comma_separated(candidates),
+        "exclude": comma_separated(exclude),
     }
     if user is not None:
         if any(limits.values()):
@@ -89,7 +97,7 @@ def recommend(
         _many(recommender, users, out, options, quiet=quiet)
         return
     assert history is not None
-    keys = _keys(history)
+    keys = comma_separated(history)
     (answer,) = recommender.recommend(
         [keys],
         k,
@@ -108,11 +116,6 @@ def recommend(
     known = [key for key in keys if key not in answer.unknown]
     shown = recommender.item_titles(recommender.item_ids(known).tolist())
     _show(shown, [], answer.items, answer.unknown, as_json=as_json)
-
-
-def _keys(text: str) -> list[str]:
-    """The ids of a comma-separated list."""
-    return [key.strip() for key in text.split(",") if key.strip()]
 
 
 def _conditions(text: str | None) -> dict[str, Any] | None:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from crossbatch.cli.terminal import FAILED, INTERRUPTED, Overrides, Quiet, opened_dataset
+from crossbatch.cli.terminal import (
+    FAILED,
+    INTERRUPTED,
+    Overrides,
+    Quiet,
+    comma_separated,
+    opened_dataset,
+)
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,7 +95,7 @@ def reproduce(
     home = GridFolder(out if not steps or experiment == "search" else out / f"short-{steps}")
     facts = home.facts.get("dataset", {})
     samples, items = facts.get("eligible_samples", 0), facts.get("items", 0)
-    names = _words(models)
+    names = comma_separated(models)
     if dataset is not None:
         from crossbatch.models import MODELS  # torch: only a grid that is trained needs it
 
@@ -98,13 +105,13 @@ def reproduce(
         base,
         one_pass=math.ceil(samples / base.train.batch_size),
         models=names,
-        strategies=[_word("--samplers", name, STRATEGIES) for name in _words(samplers)],
+        strategies=[_word("--samplers", name, STRATEGIES) for name in comma_separated(samplers)],
         seeds=_numbers("--seeds", seeds),
         settings=read_settings(settings) if settings else {},
         budget=steps,
         num_items=items,
         sizes=_numbers("--sizes", sizes),
-        among=_words(among),
+        among=comma_separated(among),
     )
     runs = experiments.planned_runs(
         _word("experiment", experiment, experiments.EXPERIMENTS), design
@@ -165,10 +172,6 @@ def _budget_steps(budget: float, max_steps: int) -> int | None:
     if budget == 0:
         return None
     return max(1, int(budget if budget >= 1 else budget * max_steps))
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _word(option: str, word: str, known: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from crossbatch.cli.terminal import AllowCode
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, needs_extra
 
 TOKEN_VARIABLE = "CROSSBATCH_TOKEN"  # noqa: S105 - the variable's name, not a token
 
@@ -72,11 +72,9 @@ def serve(
     cores = os.cpu_count() or 2
     threads = cores - 1 if workers == 1 else cores // workers
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
-    try:
+    with needs_extra("serve", "serving"):
         from crossbatch.serving.server.run import ServeOptions
         from crossbatch.serving.server.run import serve as run
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"serving needs {error.name}: pip install 'crossbatch[serve]'") from None
     options = ServeOptions(
         host=host,
         port=port,

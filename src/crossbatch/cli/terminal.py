@@ -71,6 +71,11 @@ def opened_dataset(path: Path, *, quiet: bool) -> Dataset:
         return open_dataset(path)
 
 
+def comma_separated(text: str) -> list[str]:
+    """Return the words between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def the_recipe(argument: str | None, option: str | None) -> str | None:
     """Return the recipe that was given, as an argument or by `--recipe`."""
     if argument is not None and option is not None:

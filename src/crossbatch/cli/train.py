@@ -20,11 +20,12 @@ from crossbatch.cli.terminal import (
     Quiet,
     RecipeArgument,
     RecipeOption,
+    comma_separated,
     opened_dataset,
     progress_bars,
     the_recipe,
 )
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,13 +152,13 @@ def evaluate(
     import json
 
     from crossbatch.evaluation.baselines import BASELINES, check_names
-    from crossbatch.evaluation.opponents import measure_opponents
+    from crossbatch.evaluation.run_baselines import measure_baselines
     from crossbatch.evaluation.runs import evaluate_runs
     from crossbatch.training.distributed.start import joined
 
     chosen = "none" if no_baselines else baselines
     known = {"all": tuple(BASELINES), "none": ()}
-    names = known.get(chosen, tuple(name.strip() for name in chosen.split(",")))
+    names = known.get(chosen, tuple(comma_separated(chosen)))
     check_names(names)
     columns = _columns(metrics, k)
     with joined() as ranks, progress_bars(quiet=quiet) as report:
@@ -172,7 +173,7 @@ def evaluate(
         return
     notes: list[str] = []
     with progress_bars(quiet=quiet) as report:
-        found = measure_opponents(
+        found = measure_baselines(
             runs, split, names=names, data=data, ks=k, say=notes.append, on_fit=report
         )
     if as_json:
@@ -211,10 +212,8 @@ def tune(
 
     loaded = Recipe.load(the_recipe(recipe, recipe_option), set_ or [])
     searched = read_space(space) if space else None
-    try:
+    with needs_extra("tune", "tune"):
         from crossbatch.tuning.study import tune as run
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"tune needs {error.name}: pip install 'crossbatch[tune]'") from None
     try:
         run(
             opened_dataset(data, quiet=quiet),
@@ -266,7 +265,7 @@ def _columns(metrics: str | None, ks: list[int] | None) -> dict[str, str]:
     """Metrics to print and their headings: as asked for, or those of `COLUMNS`."""
     if metrics is None and ks is None:
         return COLUMNS
-    names = [name.strip() for name in (metrics or "recall,hit_rate,ndcg,mrr").split(",")]
+    names = comma_separated(metrics or "recall,hit_rate,ndcg,mrr")
     for name in names:
         if name not in HEADS:
             raise ConfigError(f"--metrics must be of {', '.join(HEADS)}, got {name!r}")
@@ -294,7 +293,7 @@ def _print_evaluation(
     columns: dict[str, str],
 ) -> None:
     """Print a table a protocol, the baselines' settings and costs, and the time to quality."""
-    from crossbatch.reports import opponents
+    from crossbatch.reports import baseline_tables
     from crossbatch.reports.runs import read_run
 
     table = baselines | runs
@@ -303,16 +302,16 @@ def _print_evaluation(
     if unseen:
         title = f"{split}: without items that the user has had (unseen)"
         _print_table(unseen, title, columns, CAPTION)
-    rivals = opponents.opponents(baselines)
-    if not rivals:
+    tuned = baseline_tables.read_tuned(baselines)
+    if not tuned:
         return
     about = next(iter(runs.values()))["metric"]
-    deciding = opponents.deciding_name(about)
-    lines = [each.texts for each in rivals]
-    _print_rows(opponents.HEADS, lines, f"Baselines, tuned on {deciding}", words=2)
+    deciding = baseline_tables.deciding_name(about)
+    lines = [each.texts for each in tuned]
+    _print_rows(baseline_tables.HEADS, lines, f"Baselines, tuned on {deciding}", words=2)
     for path in runs:
         run = read_run(Path(path))
-        sentence = opponents.time_to_quality(path, run.journal, opponents.tuned(run))
+        sentence = baseline_tables.time_to_quality(path, run.journal, baseline_tables.tuned(run))
         if sentence:
             typer.echo(f"{deciding}: {sentence}")
 

@@ -364,8 +364,7 @@ class Recommender(Parameters):
         Args:
             users: Ids of users, who are described by all their interactions; or histories, each a
                 sequence of item ids, oldest first; None for all users. Ids that the log does not
-                have are left out, and somebody of whom nothing is known gets the most popular
-                items.
+                have are left out, and a user of whom nothing is known gets the most popular items.
             k: Length of the lists.
             exclude_seen: Whether items that a user has had stay out of the list.
             user_features: With histories: for each, values by name.

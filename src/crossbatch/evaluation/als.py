@@ -51,15 +51,9 @@ def factorise(
     alpha: float,
     l2: float,
 ) -> Factors:
-    """Factorise the users' items.
+    """Factorise the users' items: user u's are `items[offsets[u]:offsets[u + 1]]`.
 
-    Args:
-        offsets: `[U + 1]`; user u's sequence is `items[offsets[u]:offsets[u + 1]]`.
-        items: Item ids of all sequences.
-        num_items: Ids run from 1 to this.
-        factors: Length of the vectors.
-        alpha: Weight of an item that a user has, where one that the user has not weighs 1.
-        l2: Regularisation.
+    An item that a user has weighs `alpha`, one that the user has not weighs 1; `l2` regularises.
     """
     from implicit.cpu.als import AlternatingLeastSquares
 

@@ -152,13 +152,13 @@ class Baseline:
     Attributes:
         make: `make(dataset, **settings)` gives its recommender.
         grid: Values to try of each setting, the first one first.
-        obstacle: Why it cannot be had for a dataset or on this machine, in one sentence, or None.
+        unavailable: Why a dataset or this machine cannot have it, in one sentence, or None.
         open_ended: Settings whose values are doubled or halved further while the best is at an end.
     """
 
     make: Callable[..., Recommender]
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    obstacle: Callable[[TrainingData], str | None] = lambda _: None
+    unavailable: Callable[[TrainingData], str | None] = lambda _: None
     open_ended: tuple[str, ...] = ()
 
 
@@ -225,16 +225,11 @@ def evaluate_baselines(
 
 
 def find_baseline(name: str, dataset: TrainingData) -> Baseline:
-    """Return a baseline by its name.
-
-    Raises:
-        ConfigError: If there is none of that name, or it cannot be had for this dataset or on this
-            machine.
-    """
+    """Return a baseline by its name, unless the dataset or this machine cannot have it."""
     check_names([name])
-    obstacle = BASELINES[name].obstacle(dataset)
-    if obstacle:
-        raise ConfigError(obstacle)
+    unavailable = BASELINES[name].unavailable(dataset)
+    if unavailable:
+        raise ConfigError(unavailable)
     return BASELINES[name]
 
 
@@ -248,10 +243,7 @@ def check_names(names: Iterable[str]) -> None:
 def first_distinct(candidates: Tensor, k: int, exclude: Tensor | None = None) -> Tensor:
     """Return the first k distinct, allowed ids of each row of `[B, C]`, 0 where there are fewer.
 
-    Args:
-        candidates: `[B, C]` item ids, best first; 0 is skipped.
-        k: Length of the lists.
-        exclude: `[B, X]` ids to skip; 0 means none.
+    Candidates are best first. They and `exclude` `[B, X]` have 0 for none.
     """
     values, order = candidates.sort(dim=1, stable=True)
     repeated = torch.zeros_like(values, dtype=torch.bool)

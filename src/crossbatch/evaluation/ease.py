@@ -21,11 +21,7 @@ def item_weights(
 ) -> Tensor:
     """Return B `[num_items, num_items]`, float32; row and column n belong to item n + 1.
 
-    Args:
-        offsets: `[U + 1]`; user u's sequence is `items[offsets[u]:offsets[u + 1]]`.
-        items: Item ids of all sequences.
-        num_items: Ids run from 1 to this.
-        l2: The weight λ.
+    User u's items are `items[offsets[u]:offsets[u + 1]]`; `l2` is the weight λ.
     """
     gram = _gram(offsets, items, num_items)
     gram.diagonal().add_(l2)
@@ -38,11 +34,8 @@ def item_weights(
 def rank(weights: Tensor, histories: Tensor, k: int, exclude: Tensor | None = None) -> Tensor:
     """Return `[B, k]` item ids by score, ties by id, 0 where none is left.
 
-    Args:
-        weights: B `[num_items, num_items]`.
-        histories: `[B, L]` item ids padded with 0; a repeated item counts once.
-        k: Length of the lists.
-        exclude: `[B, X]` ids to leave out; 0 means none.
+    `weights` are B, `histories` `[B, L]` item ids padded with 0, of which a repeated one counts
+    once, `exclude` `[B, X]` ids to leave out, where 0 means none.
     """
     ranked = torch.zeros(len(histories), k, dtype=torch.long)
     for first in range(0, len(histories), ROWS):

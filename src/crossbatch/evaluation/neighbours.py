@@ -20,6 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from crossbatch.data.dataset.arrays import range_positions
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
@@ -79,16 +81,9 @@ def nearest_items(
 ) -> Neighbours:
     """Find each item's nearest items in training sequences, by default by cosine.
 
-    Args:
-        offsets: `[U + 1]`; user u's sequence is `items[offsets[u]:offsets[u + 1]]`.
-        items: Item ids of all sequences, oldest first.
-        num_items: Ids run from 1 to this.
-        item_power: The power a of the formula above.
-        user_power: The power b.
-        neighbour_power: The power c.
-        neighbours: Kept per item.
-        max_sequence: Only so many of a user's latest items are paired: the cost of a user grows
-            with the square of the length, and the longest sequences are seldom real users.
+    User u's sequence is `items[offsets[u]:offsets[u + 1]]`, oldest item first. The powers are a, b
+    and c of the formula above. Only the latest `max_sequence` items of a user are paired: the cost
+    of a user grows with the square of the length, and the longest sequences are seldom real users.
     """
     users, ids = distinct_pairs(offsets, items, num_items, max_sequence)
     by_user = np.searchsorted(users, np.arange(len(offsets)))  # [U + 1] into ids
@@ -125,10 +120,7 @@ def nearest_items(
 
 def expand(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     """Return all positions of the ranges [start, end), and the range each belongs to."""
-    lengths = ends - starts
-    source = np.repeat(np.arange(len(starts)), lengths)
-    before = np.cumsum(lengths) - lengths
-    return np.arange(len(source)) + (starts - before)[source], source
+    return range_positions(starts, ends)[0], np.repeat(np.arange(len(starts)), ends - starts)
 
 
 def distinct_pairs(

@@ -61,12 +61,9 @@ Recommender = Callable[[UserBatch, int, Tensor | None], Tensor]
 def model_recommender(
     model: Towers, index: "Index | ItemShards", *, device: torch.device | str = "cpu"
 ) -> Recommender:
-    """Rank the items of an index by the model's user vectors.
+    """Rank the items of an index of the model's item vectors by its user vectors.
 
-    Args:
-        model: Towers; put in evaluation mode by the caller, see `evaluation_mode`.
-        index: Of the model's item vectors.
-        device: Where batches are sent; the model's own.
+    The caller puts the model in `evaluation_mode`; `device` is the model's own.
     """
 
     @torch.no_grad()

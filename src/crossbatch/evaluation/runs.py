@@ -236,10 +236,9 @@ def evaluate_runs(
     """
     table = {}
     for path in paths:
-        evaluator, towers = _opened(path, data, ranks, on_items)
+        evaluator, found = _evaluated(path, split, data, ks, by, ranks, on_items)
         recipe = evaluator.recipe
         about = {"model": recipe.model.name, "sampler": recipe.sampler["name"]}
-        found = _evaluated(evaluator, towers, split, ks, by)
         entry = table_entry(found)
         if by is not None:
             parts = found.segments.items()
@@ -265,38 +264,30 @@ def evaluate_run(
         ks: List lengths; None for those of training.
         by: A user feature, or "activity": also measure each segment of users.
     """
-    evaluator, towers = _opened(path, data)
-    return _evaluated(evaluator, towers, split, ks, by)
-
-
-def _opened(
-    path: Path | str,
-    data: Path | str | None,
-    ranks: Ranks | None = None,
-    on_items: OnItems | None = None,
-) -> tuple[RunEvaluator, object]:
-    saved = open_run(path, data=data)
-    recipe = saved.recipe.changed(["train.device=cpu"])  # where `open_run` loads the towers
-    return RunEvaluator(saved.dataset, recipe, ranks, on_items), saved.towers
+    return _evaluated(path, split, data, ks, by)[1]
 
 
 def _evaluated(
-    evaluator: RunEvaluator, towers: object, split: str, ks: Sequence[int] | None, by: str | None
-) -> Evaluation:
-    dataset = evaluator.dataset
-    check_lengths(ks or ())
-    found = evaluator.evaluate(towers, split, ks=ks, measures=content_measures(dataset))
-    if by is None or found.user_ids is None:
-        return found
-    labels = user_labels(dataset, split, by, found.user_ids)
-    return replace(found, segments=by_segment(found, labels))
-
-
-def check_lengths(ks: Sequence[int]) -> None:
-    """Raise `ConfigError` for a list length that cannot be measured."""
-    for k in ks:
+    path: Path | str,
+    split: str,
+    data: Path | str | None,
+    ks: Sequence[int] | None,
+    by: str | None,
+    ranks: Ranks | None = None,
+    on_items: OnItems | None = None,
+) -> tuple[RunEvaluator, Evaluation]:
+    for k in ks or ():
         if not 0 < k <= MOST_PLACES:
             raise ConfigError(f"k must be 1 to {MOST_PLACES:,}, got {k}")
+    saved = open_run(path, data=data)
+    dataset = saved.dataset
+    recipe = saved.recipe.changed(["train.device=cpu"])  # where `open_run` loads the towers
+    evaluator = RunEvaluator(dataset, recipe, ranks, on_items)
+    found = evaluator.evaluate(saved.towers, split, ks=ks, measures=content_measures(dataset))
+    if by is not None and found.user_ids is not None:
+        labels = user_labels(dataset, split, by, found.user_ids)
+        found = replace(found, segments=by_segment(found, labels))
+    return evaluator, found
 
 
 def content_measures(dataset: Dataset) -> dict[str, ListMeasure]:

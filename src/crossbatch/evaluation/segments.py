@@ -27,18 +27,10 @@ OTHER, UNKNOWN = "other", "unknown"
 
 
 def user_labels(dataset: Dataset, split: str, by: str, user_ids: np.ndarray) -> list[str]:
-    """The segment of each user `[U]` of "valid" or "test".
+    """The segment of each of the users `[U]` of "valid" or "test".
 
-    Args:
-        dataset: Whose users they are.
-        split: Which part of it.
-        by: "activity", the number of items before the targets; or a user feature, or a context
-            feature as it was at a user's first target; categorical, or numeric by quarters of these
-            users.
-        user_ids: The users.
-
-    Raises:
-        ConfigError: If there is no such feature, or it is of another kind.
+    `by` is "activity", the number of items before the targets; or a user feature, or a context
+    feature as it was at a user's first target; categorical, or numeric by quarters of these users.
     """
     if by == ACTIVITY:
         users, cuts, _ = dataset.part(split)

@@ -29,21 +29,15 @@ class TunedBaseline:
     """The best settings that were found.
 
     Attributes:
-        name: Which baseline.
-        settings: Its settings.
-        metric: What was compared on the validation users.
-        value: Its value with these settings.
-        exclude_history: Whether items of the history were left out.
+        settings: By name.
+        value: The metric on the validation users with these settings.
         fit_cpu_seconds: Processor time of one fit with these settings.
         tuning_cpu_seconds: Processor time of the whole search.
         recommend: The baseline fitted with these settings.
     """
 
-    name: str
     settings: Mapping[str, float]
-    metric: str
     value: float
-    exclude_history: bool
     fit_cpu_seconds: float
     tuning_cpu_seconds: float
     recommend: Recommender
@@ -94,10 +88,7 @@ def tune_baseline(
         if on_fit is not None:
             on_fit(fits, max(fits, num_fits))
         spent = time.process_time() - started
-        value = found.means()[metric]
-        return TunedBaseline(
-            name, settings, metric, value, exclude_history, fitted, spent, recommend
-        )
+        return TunedBaseline(settings, found.means()[metric], fitted, spent, recommend)
 
     best = tried({key: values[0] for key, values in baseline.grid.items()})
     for key, values in baseline.grid.items():

@@ -55,11 +55,9 @@ class Axis:
 
 
 def limits(values: Iterable[float], *, zero: bool = False) -> tuple[float, float]:
-    """The range of an axis: all values and a small margin; with zero where it is near.
+    """The range of an axis: all values and a small margin; with zero where it is near, or `zero`.
 
-    Args:
-        values: finite numbers; none, or nothing but zeros, gives (0, 1).
-        zero: whether zero must be on the axis, as it must for bars.
+    No values, or nothing but zeros, give (0, 1).
     """
     known = list(values)
     if not any(known):

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from crossbatch.bootstrap import Floats, gain_interval, resampled_means
+from crossbatch.reports.baseline_tables import BASELINE_NAMES
 from crossbatch.reports.formatting import METRIC_NAMES
-from crossbatch.reports.opponents import BASELINE_NAMES
 from crossbatch.reports.runs import UNSEEN, Run
 from crossbatch.reports.variants import Variant, group_runs, position, reference_of
 

@@ -11,7 +11,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossbatch.errors import ConfigError
+from crossbatch.errors import needs_extra
 from crossbatch.files import write_file
 from crossbatch.reports.axis import log_ticks, short
 from crossbatch.reports.comparison import compare
@@ -40,8 +40,7 @@ STYLES = ("-", (0, (6, 3)), (0, (2, 3)))  # the same dashes as svg.DASHES
 def write_figures(runs: Sequence[Run], folder: Path | str) -> list[Path]:
     """Draw one figure per kind of curve, and one of the gains; each as PNG and PDF.
 
-    Returns:
-        The files written. Runs without a journal and without gains give none.
+    Returns the files written: none for runs without a journal and without gains.
     """
     variants, comparison = group_runs(runs), compare(runs)
     figures: dict[str, list[Plot | BarChart]] = {}
@@ -60,14 +59,9 @@ def draw_panels(
     charts: Sequence[Plot | BarChart], folder: Path, name: str, *, columns: int
 ) -> list[Path]:
     """Draw charts side by side, `columns` in a row, with one legend; as PNG and PDF."""
-    try:
+    with needs_extra("report", "--figures"):
         # The class itself, not pyplot: no window, no global state, no backend to choose.
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "figures need matplotlib, which is not installed; "
-            "run `pip install 'crossbatch[report]'` or leave out --figures"
-        ) from error
     columns = min(columns, len(charts))
     rows = -(-len(charts) // columns)
     figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows), layout="constrained")

@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from crossbatch.files import write_file
 from crossbatch.reports import formatting, plots, summary, svg
+from crossbatch.reports.baseline_tables import HEADS, TUNED_NOTE, tuned_tables
 from crossbatch.reports.comparison import MARKS_NOTE, Comparison, Row, compare
 from crossbatch.reports.formatting import NOTHING, metric_name
 from crossbatch.reports.journal import follow, number
-from crossbatch.reports.opponents import HEADS, TUNED_NOTE, opponent_tables
-from crossbatch.reports.variants import Variant, differing_keys, group_runs, telling_settings
+from crossbatch.reports.variants import Variant, differing_keys, differing_settings, group_runs
 
 if TYPE_CHECKING:
     from crossbatch.reports.runs import Run
@@ -52,13 +51,8 @@ def write_html(runs: Sequence[Run], out: Path | str) -> Path:
 
 def render(runs: Sequence[Run], out: Path) -> str:
     """The whole page as text, for the file `out` (links to run folders are relative to it)."""
-    page = Environment(
-        loader=PackageLoader("crossbatch.reports"), autoescape=True, undefined=StrictUndefined
-    )
-    page.filters |= {
-        name: getattr(formatting, name)
-        for name in ("amount", "count", "gain", "percent", "seeds", "verdict")
-    }
+    names = ("amount", "count", "gain", "percent", "seeds", "verdict")
+    page = svg.template_environment(**{name: getattr(formatting, name) for name in names})
     comparison, variants = compare(runs), group_runs(runs)
     differing = differing_keys([variant.options for variant in variants])
     script = svg.package_file("page.js")
@@ -77,10 +71,10 @@ def render(runs: Sequence[Run], out: Path) -> str:
         table_note=comparison.note,
         marks_note=MARKS_NOTE,
         variants=variants,
-        differing=telling_settings(variants),
+        differing=differing_settings(variants),
         shared={key: value for key, value in variants[0].options.items() if key not in differing},
-        opponent_tables=opponent_tables(runs),
-        opponent_heads=HEADS,
+        tuned_tables=tuned_tables(runs),
+        baseline_heads=HEADS,
         tuned_note=TUNED_NOTE,
         **_results(comparison),
         **_charts(comparison, variants),
@@ -141,12 +135,12 @@ def _charts(comparison: Comparison, variants: Sequence[Variant]) -> dict[str, An
 
 
 def _figure(
-    chart: plots.Plot | plots.BarChart, drawn: str, legend: Mapping[str, int] = {}
+    chart: plots.Plot | plots.BarChart, drawn: Markup, legend: Mapping[str, int] = {}
 ) -> dict[str, Any]:
     return {
         "title": chart.title,
         "note": chart.note,
-        "svg": Markup(drawn),  # noqa: S704 (svg.py escapes all texts)
+        "svg": drawn,
         "legend": [
             {"label": label, "css": svg.series_class(color), "dash": svg.dash(color)}
             for label, color in legend.items()

@@ -43,10 +43,7 @@ class Journal:
     def curve(self, kind: str, x: str, *path: str) -> Curve:
         """The points (event[x], event[path...]) of one kind of event where both are finite.
 
-        Args:
-            kind: "train" or "eval".
-            x: the key on the horizontal axis, "step" or "seconds".
-            path: keys leading to the value, for example "metrics", "recall@50".
+        `curve("eval", "step", "metrics", "recall@50")`: x is "step" or "seconds".
         """
         xs, ys = [], []
         for event in self.of(kind):

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from crossbatch.files import write_file
 from crossbatch.printing import printable
 from crossbatch.reports import formatting, summary
+from crossbatch.reports.baseline_tables import HEADS, TUNED_NOTE, tuned_tables
 from crossbatch.reports.comparison import Comparison, Row, compare
 from crossbatch.reports.formatting import metric_name
-from crossbatch.reports.opponents import HEADS, TUNED_NOTE, opponent_tables
-from crossbatch.reports.variants import Variant, group_runs, telling_settings
+from crossbatch.reports.variants import Variant, differing_settings, group_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -89,7 +89,7 @@ def _results(rows: Sequence[Row], comparison: Comparison) -> str:
 
 
 def _baselines(runs: Sequence[Run]) -> list[str]:
-    tables = opponent_tables(runs)
+    tables = tuned_tables(runs)
     parts = [TUNED_NOTE] if tables else []
     for table in tables:
         parts.append(f"**Tuned baselines, {literal(table.title)}**")
@@ -99,7 +99,7 @@ def _baselines(runs: Sequence[Run]) -> list[str]:
 
 
 def _settings(variants: Sequence[Variant]) -> list[str]:
-    keys = telling_settings(variants)
+    keys = differing_settings(variants)
     if not keys:
         return []
     lines = [
@@ -129,13 +129,7 @@ def _bullets(lines: Iterable[str]) -> str:
 
 
 def pipe_table(heads: Sequence[str], lines: Sequence[Sequence[str]], *, words: int) -> str:
-    """A table of cells that are Markdown already.
-
-    Args:
-        heads: Of the columns.
-        lines: Cells of the rows.
-        words: So many columns are text; those after them are numbers and stand to the right.
-    """
+    """A table of Markdown cells; columns after the first `words` are numbers, to the right."""
     rule = ["---" if index < words else "---:" for index in range(len(heads))]
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, rule, *lines))
 

@@ -46,7 +46,7 @@ class Run:
     result: Mapping[str, Any]
     examples: Sequence[Mapping[str, Any]]
     notes: tuple[str, ...]
-    opponents: Mapping[str, Any] = field(default_factory=dict)  # the content of `baselines.json`
+    baselines_file: Mapping[str, Any] = field(default_factory=dict)  # content of `baselines.json`
 
     @property
     def model(self) -> str:
@@ -129,7 +129,7 @@ class Run:
     def baselines(self) -> dict[str, dict[str, float]]:
         """Test metrics of the baselines that were measured beside the run, by name."""
         found = {}
-        beside, tuned = self.result.get("baselines"), self.opponents.get("baselines")
+        beside, tuned = self.result.get("baselines"), self.baselines_file.get("baselines")
         for name, entry in beside.items() if isinstance(beside, Mapping) else ():
             if isinstance(entry, Mapping):
                 found[str(name)] = both_protocols(entry.get("test"), entry.get("test_unseen"))
@@ -189,12 +189,7 @@ def read_runs(paths: Sequence[Path | str]) -> list[Run]:
 
 
 def read_run(path: Path | str, name: str | None = None) -> Run:
-    """Read one run folder.
-
-    Args:
-        path: the folder that `crossbatch train --out` wrote.
-        name: how the report calls the run; the folder's own name if None.
-    """
+    """Read one run folder; reports call it `name`, by default as the folder."""
     path = Path(path)
     if not path.is_dir():
         raise DataError(
@@ -222,10 +217,10 @@ def read_run(path: Path | str, name: str | None = None) -> Run:
     if not result:
         notes.append("no result yet: it has no test metrics")
     examples, more = _read_examples(path / "examples.json")
-    opponents, broken = _read_opponents(path / "baselines.json")
+    baselines, broken = _read_baselines(path / "baselines.json")
     name = name or path.resolve().name
     notes += [*more, *broken]
-    return Run(path, name, config, journal, result, examples, tuple(notes), opponents)
+    return Run(path, name, config, journal, result, examples, tuple(notes), baselines)
 
 
 def numbers(values: object) -> dict[str, float]:
@@ -245,7 +240,7 @@ def both_protocols(everything: object, unseen: object) -> dict[str, float]:
     }
 
 
-def _read_opponents(path: Path) -> tuple[dict[str, Any], list[str]]:
+def _read_baselines(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Read the tuned baselines; a broken file gives a note, not an error."""
     if not path.is_file():
         return {}, []

@@ -62,7 +62,7 @@ def facts(comparison: Comparison, runs: Sequence[Run]) -> list[Fact]:
 def caveats(comparison: Comparison, runs: Sequence[Run]) -> list[str]:
     """Everything that should keep a reader from over-reading the table, in plain sentences."""
     sentences = [f"{run.name}: {note}." for run in runs for note in run.notes]
-    sentences += [*_unconverged(runs), *_bank_unused(runs), *_beaten(comparison)]
+    sentences += [*_unconverged(runs), *_bank_unused(runs), *_worse_than_baselines(comparison)]
     rows = [row for row in comparison.rows if row.variant]
     few = sum(len(row.runs) < FEW_SEEDS for row in rows)
     if few and len(rows) > 1:
@@ -135,7 +135,7 @@ def _bank_unused(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _beaten(comparison: Comparison) -> list[str]:
+def _worse_than_baselines(comparison: Comparison) -> list[str]:
     """A model that a simple baseline beats is not worth its training."""
     metric, sentences = comparison.headline, []
     for dataset in comparison.datasets:

@@ -116,8 +116,8 @@ def differing_keys(options: Sequence[Mapping[str, str]]) -> list[str]:
     return [key for key in keys if len({option.get(key) for option in options}) > 1]
 
 
-def telling_settings(variants: Sequence[Variant]) -> list[str]:
-    """Settings on which the variants differ, but for the names that their labels already show."""
+def differing_settings(variants: Sequence[Variant]) -> list[str]:
+    """Settings on which the variants differ, without the names that their labels show."""
     differing = differing_keys([variant.options for variant in variants])
     return [key for key in differing if key not in ("model.name", "sampler.name")]
 
@@ -125,8 +125,8 @@ def telling_settings(variants: Sequence[Variant]) -> list[str]:
 def reference_of(variant: Variant, variants: Sequence[Variant]) -> Variant | None:
     """The in-batch variant to compare with: same data, model and batch size, else the most similar.
 
-    A batch of another size has other negatives. One that spares later items is a method of its own,
-    and no reference where there is another.
+    A batch of another size has other negatives. In-batch sampling that masks later items is another
+    method, and the reference only where there is no other.
     """
     same = [
         other
@@ -139,8 +139,8 @@ def reference_of(variant: Variant, variants: Sequence[Variant]) -> Variant | Non
 
     def distance(other: Variant) -> tuple[bool, int]:
         differing = differing_keys([variant.options, other.options])
-        spares = other.options.get("loss.mask_later") == "true"
-        return spares, sum(not key.startswith("sampler.") for key in differing)
+        masks_later = other.options.get("loss.mask_later") == "true"
+        return masks_later, sum(not key.startswith("sampler.") for key in differing)
 
     return min(same, key=distance, default=None)
 
@@ -152,9 +152,9 @@ def _with_details(variants: Sequence[Variant]) -> list[Variant]:
         same_name.setdefault((variant.first.dataset, variant.label), []).append(variant)
     detailed = []
     for variant in variants:
-        namesakes = same_name[variant.first.dataset, variant.label]
+        others = same_name[variant.first.dataset, variant.label]
         # A single variant has no differing key; runs without a configuration have none to name.
-        keys = differing_keys([other.options for other in namesakes])
+        keys = differing_keys([other.options for other in others])
         shown = [f"{k.split('.')[-1]} {variant.options.get(k, '–')}" for k in keys[:LABEL_KEYS]]
         shown += [f"{len(keys) - LABEL_KEYS} more"] if len(keys) > LABEL_KEYS else []
         detailed.append(replace(variant, detail=", ".join(shown)))

@@ -88,8 +88,7 @@ def measure_baselines(dataset: Dataset, recipe: Recipe, out: Path) -> Path:
     Writes `baselines.json`, unless it is there for the same data and history length.
     """
     from crossbatch.evaluation.baselines import evaluate_baselines
-    from crossbatch.evaluation.runs import in_paper
-    from crossbatch.training.journal import without_nan
+    from crossbatch.evaluation.runs import split_entries
 
     path, history_length = out / "baselines.json", recipe.train.history_length
     measured_on = {"checksum": dataset.manifest["checksum"], "history_length": history_length}
@@ -98,17 +97,7 @@ def measure_baselines(dataset: Dataset, recipe: Recipe, out: Path) -> Path:
         if {key: known.get(key) for key in measured_on} == measured_on:
             return path
     found = evaluate_baselines(dataset, "test", history_length=history_length)
-    baselines = {
-        name: {
-            "test": without_nan(evaluation.means()),
-            "test_ci": {
-                key: [interval.low, interval.high]
-                for key, interval in evaluation.intervals().items()
-                if in_paper(key)
-            },
-        }
-        for name, evaluation in found.items()
-    }
+    baselines = {name: split_entries(evaluation, "test") for name, evaluation in found.items()}
     return write_document(path, {**measured_on, "baselines": baselines})
 
 

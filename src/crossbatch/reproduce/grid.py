@@ -94,11 +94,7 @@ def run_grid(
 
 
 def check_runs(runs: Sequence[PlannedRun], dataset: Dataset, out: Path) -> None:
-    """Refuse to mix runs: a folder that holds another configuration is named with the difference.
-
-    Raises:
-        ConfigError: At the first run in `out` that another command made.
-    """
+    """Refuse a folder in `out` that holds another configuration, and name the difference."""
     from crossbatch.training.build import resolve
     from crossbatch.training.run_folder import changed_keys
 
@@ -109,7 +105,7 @@ def check_runs(runs: Sequence[PlannedRun], dataset: Dataset, out: Path) -> None:
             continue
         config = resolve(run.recipe, dataset).to_dict() | {"dataset": checksum}
         earlier = read_document(path, "train the run again")
-        for key, before, value in changed_keys(earlier, config, dataset):
+        for key, before, value in changed_keys(earlier, config):
             raise ConfigError(
                 f"{out / run.folder} was trained with {key} = {before!r}, not {value!r}; "
                 "choose another --out, or give the options it began with"

@@ -45,15 +45,10 @@ def write_page(
     rows: Sequence[Mapping[str, Any]],
     figure: Figure | None = None,
 ) -> list[Path]:
-    """Write all files of one experiment into the grid's folder.
+    """Write the files `name` of one experiment into the grid's folder.
 
-    Args:
-        folder: Of the grid.
-        name: Of the files.
-        title: Of the page.
-        parts: Markdown below the title.
-        rows: The numbers, for CSV and JSON.
-        figure: Drawn below the tables, if it has plots.
+    `parts` are Markdown below the title, `rows` the numbers for CSV and JSON. The figure is drawn
+    below the tables, if it has plots.
     """
     out, facts, drawn, text = folder.path, folder.facts, [], [f"# {title}"]
     if data := facts.get("dataset"):

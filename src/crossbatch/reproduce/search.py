@@ -22,9 +22,9 @@ import tomli_w
 from crossbatch.config import read_toml
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import read_document, seal_is_broken, write_file
+from crossbatch.reports.baseline_tables import deciding_metrics
 from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
-from crossbatch.reports.opponents import deciding_metrics
 from crossbatch.reports.runs import read_run
 from crossbatch.reports.variants import model_title, position
 from crossbatch.reproduce.design import (

@@ -36,10 +36,8 @@ NUM_USERS = 8  # whose Jacobians are computed: d backward passes each
 class StabilityProbe:
     """Measures once an evaluation interval, more often within the first.
 
-    Args:
-        dataset: Gives the users of the lemma: the same few throughout, so that a curve over
-            training is about training.
-        recipe: Of the run.
+    The users of the lemma are the same few throughout, so that a curve over training is about
+    training.
     """
 
     def __init__(self, dataset: Dataset, recipe: Recipe) -> None:

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import ConfigError, DataError, DivergedError
 from crossbatch.files import SEAL, read_document, seal_is_broken, sealed, write_document
 from crossbatch.training.race import Measurement, Race
-from crossbatch.training.run_folder import OWN_MODEL, RACE
+from crossbatch.training.run_folder import OWN_MODEL, RACE, sealed_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
@@ -122,11 +121,13 @@ def choose_model(
     options = race_options(recipe)
     recipe = replace(recipe, model=replace(recipe.model, tower=options))
     asked, config = asked_recipe(recipe, dataset), folder.config()
-    if RACE in config:
-        choice = recorded_choice(folder.path, config)
-        folder.check_config(asked, dataset, choice.asked)
+    names = [field.name for field in fields(ModelChoice)]
+    recorded = sealed_entry(folder.path, config, RACE, names, "which model the run chose")
+    if recorded is not None:
+        choice = ModelChoice(**recorded)
+        folder.check_config(asked, choice.asked)
     else:
-        folder.check_config(asked, dataset)
+        folder.check_config(asked)
         if ranks is not None:
             raise ConfigError(
                 'model.name is "auto", which one process decides alone: start the run without '
@@ -141,7 +142,7 @@ def choose_model(
             f'model.name is "auto": {len(candidates)} candidates train for {steps:,} steps '
             f"each and the better half continues, within {seconds:g} CPU seconds"
         )
-        measured, keep = record.read(dataset), record.write
+        measured, keep = record.read(), record.write
         race = Race(record.candidates, dataset, measure, steps, seconds, measured, keep, clock)
         choice = _choice(race, race.run(), candidates, asked, level_share(dataset))
     say(str(choice))
@@ -213,7 +214,7 @@ class RaceRecord:
         }
         write_document(self.folder.race, sealed(document))
 
-    def read(self, dataset: Dataset) -> list[Measurement]:
+    def read(self) -> list[Measurement]:
         """What earlier sessions measured of the same candidates."""
         path = self.folder.race
         if not path.is_file():
@@ -222,27 +223,13 @@ class RaceRecord:
         document = read_document(path, remedy)
         if SEAL not in document or seal_is_broken(document):
             raise DataError(f"{path} was changed: {remedy}")
-        self.folder.check_config(self.asked, dataset, document["asked"])
+        self.folder.check_config(self.asked, document["asked"])
         if document["candidates"] != self._settings():  # those of another release
             return []
         return [Measurement(**each) for each in document["measured"]]
 
     def _settings(self) -> dict[str, Any]:
         return {name: settings_of(candidate) for name, candidate in self.candidates.items()}
-
-
-def recorded_choice(folder: Path, config: dict[str, Any]) -> ModelChoice:
-    """The choice in `config.json` of a run folder, which carries a checksum of its own."""
-    recorded = config[RACE]
-    try:
-        if SEAL in recorded and not seal_is_broken(recorded):
-            return ModelChoice(**{key: recorded[key] for key in recorded if key != SEAL})
-    except (AttributeError, TypeError):  # not an object, or one with other keys
-        pass
-    raise DataError(
-        f"{folder / 'config.json'} was changed: which model the run chose is no longer known; "
-        "restore it, or start anew elsewhere"
-    )
 
 
 def race_options(recipe: Recipe) -> dict[str, Any]:

@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from crossbatch.errors import DataError
-from crossbatch.files import SEAL, seal_is_broken
 from crossbatch.models import ItemTower
 from crossbatch.negatives import Candidates, CrossBatchSampler, Queries, known_positives_mask
 from crossbatch.queries import feature_rows
@@ -37,7 +35,6 @@ from crossbatch.training.build import AUTO, build_sampler, build_trainer, draw_b
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -104,25 +101,6 @@ class Facts:
     table: bool = False  # whether an item is a row of a table and shares no weights with others
     steps: int = 0  # of the training
     alone: bool = True  # whether one process trains
-
-
-def recorded_choice(folder: Path, config: Mapping[str, Any]) -> SamplerChoice | None:
-    """The choice of the first session, from `config.json` of a run folder; None before it.
-
-    The recipe does not say what was chosen, so the entry carries a checksum of its own.
-    """
-    recorded = config.get("advice")
-    if recorded is None:
-        return None
-    try:
-        if not seal_is_broken(recorded):
-            return SamplerChoice(**{key: recorded[key] for key in recorded if key != SEAL})
-    except (AttributeError, TypeError):  # not an object, or one with other keys
-        pass
-    raise DataError(
-        f"{folder / 'config.json'} was changed: which negatives the run chose is no longer known; "
-        "restore it, or start anew elsewhere"
-    )
 
 
 def choose_sampler(

@@ -45,12 +45,11 @@ if TYPE_CHECKING:
 
 NO_TABLES: dict[str, ShardedTable] = {}
 FORMAT = 2
-UNSEALED_FORMAT = 1  # of earlier releases: only the tensors had a checksum
 MODEL = ("model.", "loss.")  # what the names of a model's tensors begin with
 MOMENTS = "moments."  # likewise of the optimiser's, where the best model is kept with them
 MOST_LOG_TEMPERATURE = 80.0  # e⁸⁰ is the largest number of float32, nearly
 TENSORS, DOCUMENT = "tensors.safetensors", "checkpoint.json"
-# What a checkpoint's document counts; earlier releases lack some.
+# What a checkpoint's document counts.
 COUNTS = ("step", "journal", "threads", "eval_threads", "columns")
 MOST_STEPS = 1 << 62
 MOST_THREADS = 4096
@@ -101,9 +100,9 @@ def load(path: Path, *, tables: bool = True) -> tuple[dict[str, Tensor], dict[st
         DataError: If it is missing, truncated, corrupted or of another format.
     """
     document = read_document(path / DOCUMENT, "the checkpoint is damaged")
-    if document.get("format") not in (UNSEALED_FORMAT, FORMAT):
+    if document.get("format") != FORMAT:
         raise DataError(f"checkpoint {path} is not of format {FORMAT}; train anew")
-    if seal_is_broken(document) or (document["format"] == FORMAT and SEAL not in document):
+    if seal_is_broken(document) or SEAL not in document:
         raise DataError(f"checkpoint {path} is corrupted: {DOCUMENT} does not match its checksum")
     try:
         crc32 = file_crc32(path / TENSORS)

@@ -107,7 +107,7 @@ class Monitor:
         }
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Restore what `state` returned; values that an earlier release did not save start anew."""
+        """Restore what `state` returned; without a checkpoint everything starts from zero."""
         self.seconds = saved.get("seconds", 0.0)
         self.cpu_seconds = saved.get("cpu_seconds", 0.0)
         self._reported = saved.get("reported", self.seconds)

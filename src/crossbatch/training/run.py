@@ -10,7 +10,7 @@ import datetime
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -19,7 +19,7 @@ import torch
 from crossbatch.errors import DataError, DivergedError, Interrupted
 from crossbatch.files import sealed
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
-from crossbatch.training.auto_sampler import choose_sampler, is_table, recorded_choice
+from crossbatch.training.auto_sampler import SamplerChoice, choose_sampler, is_table
 from crossbatch.training.build import build_trainer, draw_batches, pick_device, resolve
 from crossbatch.training.cooccurrence import begin_with_vectors
 from crossbatch.training.distributed.start import check_alike, together
@@ -28,7 +28,7 @@ from crossbatch.training.journal import Journal, without_nan
 from crossbatch.training.loop import EarlyStopping, interrupt_flag, train_loop
 from crossbatch.training.monitor import Monitor
 from crossbatch.training.progress import Progress
-from crossbatch.training.run_folder import OWN_MODEL, RACE, START, flat
+from crossbatch.training.run_folder import OWN_MODEL, RACE, START, flat, sealed_entry
 from crossbatch.training.threads import measured_threads, using
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from crossbatch.data import Batch, Dataset
     from crossbatch.models import TwoTower
     from crossbatch.training.auto_model import ModelChoice
-    from crossbatch.training.auto_sampler import SamplerChoice
     from crossbatch.training.distributed.ranks import Ranks
     from crossbatch.training.run_folder import RunFolder
     from crossbatch.training.step import StepRecord, Trainer
@@ -143,7 +142,7 @@ def train_run(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         check_alike(plan.ranks, _shared_facts(plan, folder))
     finished = folder.result()
     if finished is not None:
-        folder.check_config(plan.config(), plan.dataset)
+        folder.check_config(plan.config())
         return finished
     session = start_session(plan, folder)
     try:
@@ -187,7 +186,7 @@ def _restored(
 ) -> tuple[Trainer, SamplerChoice | None, dict[str, Any]]:
     """The trainer, the choice of an `"auto"` sampler, and the document of the checkpoint."""
     plan.dataset.verify(shards=False)  # takes a second, training takes hours
-    folder.check_config(plan.config(), plan.dataset)
+    folder.check_config(plan.config())
     recipe, choice = plan.recipe, None
     if recipe.sampler["name"] == "auto":
         choice = _chosen_once(plan, folder)
@@ -218,9 +217,14 @@ def _other_run(folder: RunFolder, how: str) -> DataError:
 
 def _chosen_once(plan: Plan, folder: RunFolder) -> SamplerChoice:
     """What an `"auto"` sampler stands for, chosen by the first session of a run."""
-    choice = recorded_choice(folder.path, folder.config())
-    alone = plan.ranks is None
-    choice = choice or choose_sampler(plan.recipe, plan.dataset, plan.model, alone=alone)
+    names = [field.name for field in fields(SamplerChoice)]
+    chosen = "which negatives the run chose"
+    recorded = sealed_entry(folder.path, folder.config(), "advice", names, chosen)
+    if recorded is not None:
+        choice = SamplerChoice(**recorded)
+    else:
+        alone = plan.ranks is None
+        choice = choose_sampler(plan.recipe, plan.dataset, plan.model, alone=alone)
     if plan.ranks is not None:  # each rank has measured for itself
         choice = plan.ranks.collect_objects(choice)[0]
     plan.progress.say(str(choice))

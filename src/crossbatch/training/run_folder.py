@@ -21,14 +21,15 @@ from crossbatch.data import open_dataset
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import (
     CHECKSUMS,
+    SEAL,
     check_regular,
     document_bytes,
     file_checksum,
     read_document,
+    seal_is_broken,
     verify_checksums,
     write_document,
 )
-from crossbatch.models import MODELS
 from crossbatch.negatives import SAMPLERS
 from crossbatch.remote import is_url
 from crossbatch.training import checkpoint
@@ -37,7 +38,7 @@ from crossbatch.training.distributed.table_files import load_tables
 from crossbatch.training.sample_vectors import are_same, sample_vectors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -123,9 +124,7 @@ class RunFolder:
         remedy = "delete it to resume the run with the recipe you pass"
         return read_document(path, remedy) if path.is_file() else {}
 
-    def check_config(
-        self, config: dict[str, Any], dataset: Dataset, earlier: dict[str, Any] | None = None
-    ) -> None:
+    def check_config(self, config: dict[str, Any], earlier: dict[str, Any] | None = None) -> None:
         """Raise `ConfigError` if `config` is of another run than the one in the folder.
 
         That one began with `earlier`, or with what `config.json` says.
@@ -134,7 +133,7 @@ class RunFolder:
         if not earlier:
             return
         self._check_own_model(earlier, config)
-        for key, before, value in changed_keys(earlier, config, dataset):
+        for key, before, value in changed_keys(earlier, config):
             raise ConfigError(
                 f"{key} is {value!r}, but the run in {self.path} began with {before!r}; "
                 "resume with the same recipe and data"
@@ -142,9 +141,8 @@ class RunFolder:
 
     def _check_own_model(self, earlier: dict[str, Any], config: dict[str, Any]) -> None:
         """Refuse a resume with other towers than the run was started with."""
-        before, now = own_model(self.path, earlier), config[OWN_MODEL]
-        known = OWN_MODEL in earlier or before is not None
-        if known and before != now:
+        before, now = earlier.get(OWN_MODEL), config[OWN_MODEL]
+        if before != now:
             began = f"with the class {before}" if before else "with the towers of its recipe"
             given = f"model= is of class {now}" if now else "no model= was passed"
             remedy = "resume it in Python by fit(..., model=..., resume=True)"
@@ -287,19 +285,15 @@ def in_use(path: Path) -> bool:
 # --- comparing configurations ---
 
 
-def changed_keys(
-    earlier: dict[str, Any], config: dict[str, Any], dataset: Dataset
-) -> Iterator[tuple[str, Any, Any]]:
+def changed_keys(earlier: dict[str, Any], config: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield every key that makes `config` another run than `earlier`, and its two values.
 
     A key that `earlier` does not have came with a later release: its default was in force then.
-    Items began at random, and samples were drawn by user, with the minimum history that the
-    dataset was prepared with.
+    Items began at random, samples were drawn by user, and seen items were not left out.
     """
     make = SAMPLERS.get(earlier.get("sampler", {}).get("name", ""))
     defaults = Recipe(sampler=filled(make, {}) if make else {}).to_dict()
-    samples = {"min_history": dataset.prepared_min_history, "sample_by": "user"}
-    defaults["train"] |= samples | {"exclude_seen": "no"}
+    defaults["train"] |= {"sample_by": "user", "exclude_seen": "no"}
     defaults["model"] |= {"init": "random"}
     config, defaults = json.loads(json.dumps([config, defaults]))  # with lists for tuples
     for section in ("model", "sampler", "loss", "train", "dataset"):
@@ -319,17 +313,23 @@ def flat(section: Any, prefix: str = "") -> dict[str, Any]:
     return whole
 
 
-def own_model(path: Path, config: dict[str, Any]) -> str | None:
-    """Class name of the model that was passed to `fit`; None if the recipe's towers were trained.
+def sealed_entry(
+    folder: Path, config: Mapping[str, Any], key: str, names: Iterable[str], what: str
+) -> dict[str, Any] | None:
+    """An entry of `config.json` with a checksum of its own, without that; None if there is none.
 
-    Earlier releases recorded it only in `result.json`, once the run was finished.
+    It has the keys `names`; the recipe does not say what it holds, which is `what` for messages.
     """
-    if OWN_MODEL in config or not (path / "result.json").is_file():
-        recorded = config.get(OWN_MODEL)
-    else:
-        recorded = read_document(path / "result.json", "train the run again").get("model")
-        recorded = None if recorded in MODELS else recorded
-    return None if recorded is None else str(recorded)
+    if key not in config:
+        return None
+    entry = config[key]
+    whole = isinstance(entry, dict) and set(entry) == {*names, SEAL}
+    if whole and not seal_is_broken(entry):
+        return {name: value for name, value in entry.items() if name != SEAL}
+    raise DataError(
+        f"{folder / 'config.json'} was changed: {what} is no longer known; restore it, or start "
+        "anew elsewhere"
+    )
 
 
 # --- reading a run that was trained ---
@@ -398,7 +398,7 @@ def recipe_and_dataset(
     """
     verify_checksums(path)
     config = read_document(path / "config.json", f"{path} is no run folder, or a damaged one")
-    own = own_model(path, config)
+    own = config.get(OWN_MODEL)
     if own is not None:
         raise DataError(
             f"{path} was trained with a model of the caller's own, of class {own}, whose options "

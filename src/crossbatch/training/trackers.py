@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, needs_extra
 from crossbatch.files import write_file
 from crossbatch.training.run_folder import flat
 
@@ -156,10 +156,8 @@ def open_trackers(names: Iterable[str], run: Path) -> Iterator[tuple[Tracker, ..
     for name in names:
         if name not in TRACKERS:
             raise ConfigError(f"--track must be one of {', '.join(TRACKERS)}, got {name!r}")
-        try:
+        with needs_extra(name, f"--track {name}"):
             trackers.append(TRACKERS[name](run))
-        except ImportError:
-            raise ConfigError(f"--track {name} needs: pip install 'crossbatch[{name}]'") from None
     try:
         yield tuple(trackers)
     finally:

@@ -23,7 +23,6 @@ import torch
 from crossbatch.config import Recipe, check_options, filled
 from crossbatch.data.dataset.features import read_encoders
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.files import SEAL, seal_is_broken
 from crossbatch.models import ITEM_TOWERS, MODELS, ItemTower
 from crossbatch.models.own_towers import is_path
 from crossbatch.training import checkpoint
@@ -37,7 +36,13 @@ from crossbatch.training.moved_rows import (
 )
 from crossbatch.training.optimizers.adam import LEVEL_STEPS
 from crossbatch.training.optimizers.row_optimizer import checked_steps
-from crossbatch.training.run_folder import START, best_tensors, open_run, recipe_and_dataset
+from crossbatch.training.run_folder import (
+    START,
+    best_tensors,
+    open_run,
+    recipe_and_dataset,
+    sealed_entry,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -270,7 +275,8 @@ def begin(
         DataError: If the record of an earlier session was changed, or there is no model at `path`.
     """
     config = folder.config()
-    recorded = _recorded(folder.path, config)
+    names, what = ("path", "checksum", "settings", "steps"), "which model the run began from"
+    recorded = sealed_entry(folder.path, config, START, names, what)
     if path is None:
         if recorded:
             raise ConfigError(
@@ -303,22 +309,6 @@ def begin(
             f"from, {recorded['path']}: resume with these"
         )
     return replace(start, path=recorded["path"]) if recorded else start
-
-
-def _recorded(folder: Path, config: dict[str, Any]) -> dict[str, Any] | None:
-    """The start in `config.json` of a run folder, which carries a checksum of its own."""
-    if START not in config:
-        return None
-    record = config[START]
-    keys = {"path", "checksum", "settings", SEAL}
-    whole = isinstance(record, dict) and set(record) - {"steps"} == keys  # earlier: none
-    whole = whole and not seal_is_broken(record)
-    if not whole or not isinstance(record["settings"], dict):
-        raise DataError(
-            f"{folder / 'config.json'} was changed: which model the run began from is no longer "
-            "known; restore it, or start anew elsewhere"
-        )
-    return {key: value for key, value in record.items() if key != SEAL}
 
 
 # --- recipes ---

@@ -130,8 +130,7 @@ def toml_value(value: object) -> str:
 def default_space(recipe: Recipe) -> Space:
     """Return the settings that affect metrics most: learning rate, dropout, temperature, bank size.
 
-    Args:
-        recipe: A resolved recipe; its own values always lie in the space.
+    The values of the resolved recipe always lie in the space.
     """
     keys: dict[str, Range | Choice] = {
         "train.lr": _around(recipe.train.lr, 0.0003, 0.01, log=True),

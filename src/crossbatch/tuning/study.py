@@ -25,9 +25,9 @@ from sqlalchemy.pool import NullPool
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import write_file
+from crossbatch.reports.baseline_tables import deciding_metrics
 from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
-from crossbatch.reports.opponents import deciding_metrics
 from crossbatch.reproduce.folder import GridFolder
 from crossbatch.reproduce.page import write_page
 from crossbatch.training import DivergedError, fit
@@ -214,9 +214,7 @@ def _trial_path(out: Path, number: int) -> Path:
 class PruningTracker:
     """A tracker that reports a trial's validation curve to the study and prunes bad trials.
 
-    Args:
-        trial: The trial.
-        reported: Steps that were reported before a kill.
+    `reported` are the steps that were reported before a kill.
     """
 
     def __init__(self, trial: optuna.Trial, reported: set[int]) -> None:

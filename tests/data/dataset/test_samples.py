@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +13,10 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from crossbatch.data import Dataset, open_dataset
+from crossbatch.data import Dataset
 from crossbatch.data.dataset import samples as module
-from crossbatch.data.dataset.manifest import write_manifest
 from crossbatch.data.dataset.samples import Samples, item_totals
-from crossbatch.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from crossbatch.errors import ConfigError
 
 Maker = Callable[..., Dataset]
 OPTIONS = [(least, by) for least in (1, 2, 4) for by in ("user", "interaction")]
@@ -216,84 +211,6 @@ def test_impossible_options_are_refused(
         dataset.sampling_law(**options)
     with pytest.raises(ConfigError, match=message):
         dataset.batches(4, seed=0, **options)
-
-
-# --- folders of earlier releases, which leave out users that are short for their min_history ---
-
-
-@pytest.mark.parametrize("split", ["user", "leave_last_out", "time"])
-@pytest.mark.parametrize("stored", [4, 7])
-def test_an_earlier_folder_serves_any_options(
-    make_dataset: Maker, prepared_earlier: Maker, tmp_path: Path, split: str, stored: int
-) -> None:
-    rng = np.random.default_rng(1)
-    rows = [
-        (f"u{user}", f"i{rng.integers(30)}", int(rng.integers(10_000)))
-        for user in range(80)
-        for _ in range(int(rng.integers(1, 16)))
-    ]
-    now = make_dataset(rows, split=split)
-    earlier = prepared_earlier(now, tmp_path / "earlier", stored)
-    earlier.verify()
-    assert np.load(earlier.path / "train_users.npy").size < now.train_users.size
-    assert earlier.train_users.tolist() == now.train_users.tolist()
-    for one, other in zip(earlier.train_sequences(), now.train_sequences(), strict=True):
-        assert one.tolist() == other.tolist()
-    for least in (1, 2, stored, stored + 1):
-        for by in module.SAMPLE_BY:
-            laws = [each.sampling_law(least, by) for each in (earlier, now)]
-            np.testing.assert_allclose(laws[0], laws[1], atol=1e-15)
-            options: dict[str, Any] = {"seed": 3, "min_history": least, "sample_by": by}
-            for one, other in zip(
-                *(islice(d.batches(8, later=True, **options), 9) for d in (earlier, now)),
-                strict=True,
-            ):
-                assert all(map(torch.equal, _tensors(one), _tensors(other)))
-        assert earlier.num_samples(least) == now.num_samples(least)
-    for part in ("valid", "test"):
-        one, other = (next(d.eval_batches(part)) for d in (earlier, now))
-        assert one.user_ids.tolist() == other.user_ids.tolist()
-        assert one.history.tolist() == other.history.tolist()
-        assert one.target_ids.tolist() == other.target_ids.tolist()
-
-
-def test_the_stored_law_of_an_earlier_folder_is_used(
-    dataset: Dataset, prepared_earlier: Maker, tmp_path: Path
-) -> None:
-    """Bit for bit: losses of runs on it stay what they were."""
-    earlier = prepared_earlier(dataset, tmp_path / "earlier", 4)
-    stored = np.load(earlier.path / "sampler_law.npy")
-    assert np.array_equal(earlier.sampling_law(4), stored)
-    assert not np.allclose(earlier.sampler_law, stored)  # which belongs to default batches
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [
-        ("counts", "train_users_too_short", 10**15),
-        ("counts", "train_users_too_short", 1),
-        ("options", "split", "other"),
-        ("options", "valid_share", "x"),
-        ("options", "valid_share", float("nan")),
-    ],
-)
-def test_an_earlier_folder_with_a_forged_manifest_is_refused(
-    make_dataset: Maker,
-    prepared_earlier: Maker,
-    tmp_path: Path,
-    section: str,
-    key: str,
-    value: object,
-) -> None:
-    rows = [(f"u{user}", f"i{n}", n) for user in range(40) for n in range(1 + user % 9)]
-    split = "time" if key == "valid_share" else "user"
-    folder = prepared_earlier(make_dataset(rows, split=split), tmp_path / "earlier", 4).path
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest[section][key] = value
-    made = ("files", "checksum", "seal", "format_version")
-    write_manifest(folder, {k: v for k, v in manifest.items() if k not in made})
-    with pytest.raises(DataError, match="prepare it again"):
-        open_dataset(folder).batches(4, seed=0)
 
 
 def test_targets_of_the_newest_days(make_dataset: Maker) -> None:

@@ -197,7 +197,6 @@ def test_a_split_that_the_source_gives_is_kept(make_dataset: Maker) -> None:
     [
         ({"split": "random"}, "user, leave_last_out, time"),
         ({"ties": "random"}, "shuffle, stable, item"),
-        ({"min_history": 2}, "option of training, got 2 .*--set train.min_history=2"),
         ({"min_item_count": 0}, "min_item_count must be at least 1"),
         ({"cold_items": 1.0}, "cold_items"),
         ({"cold_items": 0.1, "split": "time"}, "split by users"),

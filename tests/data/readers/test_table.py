@@ -106,7 +106,7 @@ def test_quoted_line_breaks_in_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "tsv"])
-def test_kinds_of_content_are_told_from_types(tmp_path: Path, kind: str) -> None:
+def test_kinds_of_content_follow_from_types(tmp_path: Path, kind: str) -> None:
     table = pl.DataFrame(
         {
             "item": [f"i{n}" for n in range(6)],

@@ -1,4 +1,4 @@
-"""The model card shows names of strangers as text, not as markup."""
+"""The model card shows untrusted names as text, not as markup."""
 
 import copy
 from types import SimpleNamespace

@@ -75,14 +75,7 @@ def doctor(
 
 
 def examine(paths: Mapping[str, Path]) -> dict[str, list[Finding]]:
-    """Run every check of each subject.
-
-    Args:
-        paths: Folders by a key of `CHECKS`; "environment" expects the working folder.
-
-    Returns:
-        Findings by subject, in the order of the table.
-    """
+    """Run every check of each subject, a key of `CHECKS`, on its folder."""
     return {
         subject: [finding for check in CHECKS[subject] for finding in _run(check, path)]
         for subject, path in paths.items()

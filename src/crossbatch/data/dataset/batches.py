@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice, pairwise, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -50,14 +50,12 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """The same samples on a device."""
 
-        def moved(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=True)
+        def moved(part: Any) -> Any:
+            if isinstance(part, tuple):
+                return tuple(map(moved, part))
+            return None if part is None else part.to(device, non_blocking=True)
 
-        later = self.later and (moved(self.later[0]), moved(self.later[1]))
-        events = None if self.event_ids is None else moved(self.event_ids)
-        shown = self.shown and (moved(self.shown[0]), moved(self.shown[1]))
-        own = (moved(self.user_ids), moved(self.history), moved(self.item_ids))
-        return Batch(*own, later, events, shown)
+        return Batch(*(moved(getattr(self, field.name)) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from crossbatch.data.dataset.arrays import range_positions
-from crossbatch.errors import ConfigError
+from crossbatch.errors import needs_extra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
     """
     facts = _read(dataset)
     return {
-        "counts": _counts(dataset),
+        "counts": dataset.manifest["counts"],
         "lengths": _lengths(facts.lengths),
         "popularity": _popularity(dataset.item_counts[1:], dataset.sampler_law[1:]),
         "cold": _cold(dataset),
@@ -49,15 +49,9 @@ def describe(dataset: Dataset) -> dict[str, Any]:
 
 
 def plot(dataset: Dataset, path: Path | str) -> None:
-    """Write four panels as PNG, SVG or PDF, by the file's suffix.
-
-    Raises:
-        ConfigError: If matplotlib is not installed.
-    """
-    try:
+    """Write four panels as PNG, SVG or PDF, by the file's suffix."""
+    with needs_extra("report", "a picture"):
         from matplotlib.figure import Figure  # not pyplot: no global state, no display
-    except ImportError as error:
-        raise ConfigError("a picture needs matplotlib: pip install 'crossbatch[report]'") from error
     figure = Figure(figsize=(10, 7), layout="constrained")
     panels = (_plot_lengths, _plot_popularity, _plot_activity, _plot_splits)
     for axis, draw in zip(figure.subplots(2, 2).flat, panels, strict=True):
@@ -100,7 +94,7 @@ def _plot_activity(axis: Any, dataset: Dataset) -> None:
 
 
 def _plot_splits(axis: Any, dataset: Dataset) -> None:
-    counts = _counts(dataset)
+    counts = dataset.manifest["counts"]
     names = ("train samples", "valid targets", "test targets")
     sizes = (counts["eligible_samples"], counts["valid_targets"], counts["test_targets"])
     bars = axis.barh(names, sizes, color=(INK, SECOND, SECOND))
@@ -108,19 +102,6 @@ def _plot_splits(axis: Any, dataset: Dataset) -> None:
     axis.set(xscale="log", title=f"Split by {dataset.manifest['options']['split']}")
     axis.invert_yaxis()
     axis.margins(x=0.3)
-
-
-def _counts(dataset: Dataset) -> dict[str, int]:
-    """The counts of the manifest; training users and samples are those of `min_history` 1."""
-    counts: dict[str, int] = dataset.manifest["counts"]
-    if dataset.shards is not None:  # which are read for nothing that the manifest has
-        return counts
-    users, all_users = (
-        len(dataset.train_users),
-        counts["train_users"] + counts["train_users_too_short"],
-    )
-    now = {"train_users": users, "train_users_too_short": all_users - users}
-    return counts | now | {"eligible_samples": dataset.num_samples()}
 
 
 def _lengths(lengths: np.ndarray) -> dict[str, Any]:

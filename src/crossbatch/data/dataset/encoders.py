@@ -19,7 +19,7 @@ from crossbatch.data.dataset.tokens import (
     train_tokenizer,
     vocabulary_size,
 )
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.errors import ConfigError, DataError, needs_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -231,11 +231,8 @@ def _rows_where(present: pl.Series, vectors: np.ndarray) -> Encoded:
 def _sentence_model(path: str) -> Any:
     if not Path(path).is_dir():
         raise ConfigError(f"the sentence model must be a folder on disk, got {path!r}")
-    try:
-        library = import_module("sentence_transformers")
-    except ImportError as error:
-        raise ConfigError("sentence vectors need: pip install 'crossbatch[text]'") from error
-    return library.SentenceTransformer(path)
+    with needs_extra("text", "a sentence model"):
+        return import_module("sentence_transformers").SentenceTransformer(path)
 
 
 def clean_text(column: pl.Series) -> pl.Series:

@@ -109,13 +109,7 @@ class Training(NamedTuple):
 
 
 def no_samples(draw: Draw, longest: int, *, weightless: bool) -> ConfigError:
-    """Return the error of a dataset without samples for some options.
-
-    Args:
-        draw: The options.
-        longest: Items of the longest training part.
-        weightless: Whether there are targets, all of weight 0.
-    """
+    """Return the error of a dataset without samples; `weightless` if all targets have weight 0."""
     if weightless:
         return ConfigError(
             f"no target with min_history = {draw.min_history} items before it has a weight "

@@ -83,34 +83,24 @@ def write_features(
     summary: dict[str, dict[str, Any]] = {}
     for number, column in enumerate(columns):
         series = table[column.name]
-        rows = series[padding:]
         encoder = fit(series, column)
         encoded = encoder.encode(series)
         _note_unreadable(encoder, series, note)
         stem = f"{number:02d}"  # a column's name need not be a file's name
         _save(folder, stem, encoded, encoder)
         schema[column.name] = schema_entry(stem, encoder, encoded.num_values)
-        summary[column.name] = {
-            "encoder": column.kind,
-            "num_values": encoded.num_values,
-            "coverage": round(1.0 - rows.null_count() / max(len(rows), 1), 6),
-        }
+        present = series[padding:].is_not_null().to_numpy()
+        summary[column.name] = _summary(column.kind, encoded.num_values, present)
     for number, each in enumerate(vectors, len(columns)):
         if each.name in schema:
             raise DataError(f"feature {each.name!r} is both a column and a file of vectors")
-        present = write_vectors(folder / f"{number:02d}.npy", table["key"], each)[padding:]
+        stem = f"{number:02d}"
+        present = write_vectors(folder / f"{stem}.npy", table["key"], each)[padding:]
         if not present.any():
             raise DataError(f"no item has a vector {each.name!r}: its keys are other ones")
-        settings = {"size": each.width, "name": each.name}
-        schema[each.name] = {
-            "stem": f"{number:02d}",
-            "encoder": "dense",
-            "kind": "dense",
-            "num_values": each.width,
-            "settings": settings,
-        }
-        coverage = round(float(present.mean()), 6)
-        summary[each.name] = {"encoder": "dense", "num_values": each.width, "coverage": coverage}
+        encoder = Encoder("dense", {"size": each.width, "name": each.name})
+        schema[each.name] = schema_entry(stem, encoder, each.width)
+        summary[each.name] = _summary("dense", each.width, present)
     write_document(folder / SCHEMA, schema, indent=2)
     return summary
 
@@ -124,6 +114,11 @@ def schema_entry(stem: str, encoder: Encoder, num_values: int) -> dict[str, Any]
         "num_values": num_values,
         "settings": encoder.settings,
     }
+
+
+def _summary(encoder: str, num_values: int, present: np.ndarray) -> dict[str, Any]:
+    coverage = round(float(present.mean()) if len(present) else 0.0, 6)
+    return {"encoder": encoder, "num_values": num_values, "coverage": coverage}
 
 
 def _note_unreadable(encoder: Encoder, column: pl.Series, note: Callable[[str], None]) -> None:
@@ -195,11 +190,7 @@ def extend_features(
             _save(folder, entry["stem"], encoded, encoder)
         entry["num_values"] = encoded.num_values
         present = _has_value(encoded, feature.kind)[padding:]
-        summary[name] = {
-            "encoder": entry["encoder"],
-            "num_values": encoded.num_values,
-            "coverage": round(float(present.mean()) if len(present) else 0.0, 6),
-        }
+        summary[name] = _summary(entry["encoder"], encoded.num_values, present)
     write_document(folder / SCHEMA, schema, indent=2)
     return summary
 

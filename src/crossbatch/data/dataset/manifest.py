@@ -56,11 +56,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a dataset folder.
-
-    Raises:
-        DataError: If the folder is no dataset, was changed, or has another format version.
-    """
+    """Return the manifest of a dataset folder; refuse a changed one or another version."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise DataError(
@@ -96,35 +92,25 @@ def _contradictions() -> Iterator[None]:
         raise DataError(f"the dataset contradicts itself ({error}): prepare it again") from error
 
 
-def check_consistency(dataset: Dataset) -> None:
-    """Raise `DataError` at the first array that does not fit the others.
-
-    Checksums show that files are as they were written; this check also covers a dataset that was
-    written by a faulty or hostile program. Shards are checked by `check_shard`.
-    """
-    with _contradictions():
-        _check(dataset)
-
-
+@_contradictions()
 def check_shard(dataset: Dataset, shard: Shard, entry: Mapping[str, int]) -> None:
     """Raise `DataError` unless a shard fits its dataset and its entry in the manifest."""
-    with _contradictions():
-        events, users, n = shard.events, shard.users, len(shard.events.items)
-        _require(_within(users, 0, dataset.num_users - 1), "users of a shard are out of range")
-        _require(bool((np.diff(users) > 0).all()), "users of a shard do not ascend")
-        _check_events(events, len(users), dataset.num_items)
-        _require(bool((np.diff(events.offsets) > 1).all()), "training parts are too short")
-        _require(shard.context.keys() == dataset.context_features.keys(), "context differs")
-        for feature in shard.context.values():
-            _check_feature(feature, n)
-        samples = shard.training.samples(Draw(), 0).with_targets()
-        found = {
-            "users": len(samples.users),
-            "interactions": n,
-            "samples": samples.count(),
-            "weight": int(samples.totals.sum()),
-        }
-        _require(found == entry, "a shard does not have the samples that the manifest says")
+    events, users, n = shard.events, shard.users, len(shard.events.items)
+    _require(_within(users, 0, dataset.num_users - 1), "users of a shard are out of range")
+    _require(bool((np.diff(users) > 0).all()), "users of a shard do not ascend")
+    _check_events(events, len(users), dataset.num_items)
+    _require(bool((np.diff(events.offsets) > 1).all()), "training parts are too short")
+    _require(shard.context.keys() == dataset.context_features.keys(), "context differs")
+    for feature in shard.context.values():
+        _check_feature(feature, n)
+    samples = shard.training.samples(Draw(), 0).with_targets()
+    found = {
+        "users": len(samples.users),
+        "interactions": n,
+        "samples": samples.count(),
+        "weight": int(samples.totals.sum()),
+    }
+    _require(found == entry, "a shard does not have the samples that the manifest says")
 
 
 def _check_events(events: Events, num_users: int, num_items: int) -> None:
@@ -147,10 +133,15 @@ def _check_events(events: Events, num_users: int, num_items: int) -> None:
         _require(fit and _inside_users(places, offsets), "sessions do not fit the items")
 
 
-def _check(dataset: Dataset) -> None:
+@_contradictions()
+def check_consistency(dataset: Dataset) -> None:
+    """Raise `DataError` at the first array that does not fit the others.
+
+    Checksums show that files are as they were written; this check also covers a dataset that was
+    written by a faulty or hostile program. Shards are checked by `check_shard`.
+    """
     num_items, num_users, n = dataset.num_items, dataset.num_users, len(dataset.items)
     _require(num_items > 0 and num_users > 0, "the counts are not positive")
-    _require(dataset.prepared_min_history > 0, "histories may be empty")
     offsets = dataset.offsets
     _check_events(dataset.events, num_users, num_items)
     for name, values in (("item_counts", dataset.item_counts), *dataset.stored_laws.items()):
@@ -188,8 +179,8 @@ def _check_training(dataset: Dataset) -> None:
     _require(_within(users, 0, dataset.num_users - 1), "training users are out of range")
     starts, longest = dataset.offsets[users], dataset.offsets[users + 1]
     _require(bool((np.diff(users) > 0).all()), "training users do not ascend")
-    enough = ends - starts > dataset.prepared_min_history
-    _require(bool((enough & (ends <= longest)).all()), "training parts are out of range")
+    fit = (ends - starts > 1) & (ends <= longest)
+    _require(bool(fit.all()), "training parts are out of range")
 
 
 def _check_keys(dataset: Dataset) -> None:

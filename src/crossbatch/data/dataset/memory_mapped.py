@@ -25,7 +25,6 @@ from crossbatch.data.dataset.manifest import (
 from crossbatch.data.dataset.shard_files import FetchedShards, ShardFiles
 from crossbatch.data.dataset.shards import FOLDER as SHARDS
 from crossbatch.data.dataset.shards import Shards
-from crossbatch.data.dataset.short_users import with_short_users
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.remote import is_url, local_path, normal_url
 
@@ -64,14 +63,16 @@ class Dataset(Keys):
         try:
             counts = self.manifest["counts"]
             self.num_items, self.num_users = int(counts["items"]), int(counts["users"])
-            # of the stored sampling law: now 1; earlier releases prepared for another one and left
-            # users that were too short for it out of the training arrays
-            self.prepared_min_history = int(self.manifest["options"].get("min_history", 1))
-            self._left_out = int(counts["train_users_too_short"])
             self.num_interactions = int(counts["interactions"])
             self._files = dict(self.manifest["files"].items())
+            min_history = self.manifest["options"].get("min_history", 1)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise DataError(f"{path} has a broken manifest ({error}): prepare it again") from None
+        if min_history != 1:
+            raise DataError(
+                f"{path} was prepared before release 0.2.0, without users of up to {min_history} "
+                "items: prepare it again"
+            )
         self.events = read_events(self.path, self._files)
         self.offsets, self.items, self.times = (
             self.events.offsets,  # [num_users + 1] int64
@@ -86,7 +87,7 @@ class Dataset(Keys):
         )
         self._samples: dict[Draw, Samples] = {}
         self.stored_laws = {"sampler_law": self._load("sampler_law")}
-        self._laws = {Draw(self.prepared_min_history): self.stored_laws["sampler_law"]}
+        self._laws = {Draw(): self.stored_laws["sampler_law"]}
         self.shards: Shards | None = None  # of the training sequences; None where they are whole
         if "shards" in self.manifest:
             self.stored_laws["interaction_law"] = self._load("interaction_law")
@@ -362,8 +363,6 @@ class Dataset(Keys):
                 "prepare it without --shards"
             )
         users, ends = self.training_arrays()
-        if self.prepared_min_history > 1 and self._left_out:
-            users, ends = with_short_users(self, users, ends, self._left_out)
         return Training(self.events, users, users, ends)
 
     def part(self, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 
 
 class ShardFiles:
-    """Shards on the disk.
+    """Shards on the disk, in the dataset's folder.
 
-    Args:
-        folder: The dataset's folder.
-        listed: Checksums of the dataset's files by name.
-        check: Called with the number of a shard whose files are as written; raises `DataError` if
-            its arrays do not fit together.
+    `listed` are the checksums of the dataset's files by name. `check` gets the number of a shard
+    whose files are as written, and raises `DataError` if its arrays do not fit together.
     """
 
     def __init__(
@@ -80,13 +77,9 @@ class ShardFiles:
 
 
 class FetchedShards(ShardFiles):
-    """Shards in an object store, of which the cache has those that are needed.
+    """Shards of the dataset at `url`, of which the cache has those that are needed.
 
-    Args:
-        folder: The copy of the dataset without its shards.
-        listed: Checksums of the dataset's files by name.
-        check: As in `ShardFiles`.
-        url: The dataset.
+    `folder` is the copy of the dataset without its shards.
     """
 
     def __init__(

@@ -50,11 +50,8 @@ class Visit(NamedTuple):
 def visits(totals: Sequence[int], per_pass: int, *, seed: int, start: int = 0) -> Iterator[Visit]:
     """Yield which shards batches come from, from batch `start` on, without end.
 
-    Args:
-        totals: What the shares of the shards are in proportion to.
-        per_pass: Batches of a pass over all shards.
-        seed: Of the order of the shards.
-        start: Number of the first batch.
+    The shares of the shards are in proportion to `totals`; a pass over all has `per_pass` batches,
+    and the seed decides their order.
     """
     number, whole = start // per_pass, sum(totals)
     while True:

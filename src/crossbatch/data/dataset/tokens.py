@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from crossbatch.data.dataset.arrays import offsets_of
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.errors import ConfigError, DataError, needs_extra, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,11 +32,7 @@ LARGEST_FILE = 1 << 28  # bytes of a tokenizer.json
 
 
 def read_tokenizer(path: Path) -> str:
-    """The JSON text of a tokenizer file, or of the `tokenizer.json` in a folder.
-
-    Raises:
-        ConfigError: If there is no such file, or it is no tokenizer.
-    """
+    """The JSON text of a tokenizer file, or of the `tokenizer.json` in a folder."""
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise ConfigError(
@@ -78,15 +74,10 @@ def train_tokenizer(texts: Sequence[str]) -> str:
 def tokenise(
     text: str, texts: Sequence[str | None], max_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids of texts, end to end, and where each begins; None has no tokens.
+    """Token ids of texts, end to end `[V]` int32, and where each begins `[R + 1]` int64.
 
-    Args:
-        text: The tokenizer.
-        texts: One for each row.
-        max_tokens: Most tokens of a row, special ones such as [CLS] and [SEP] included.
-
-    Returns:
-        `[V]` int32 and `[R + 1]` int64.
+    `text` is the tokenizer. A text that is None has no tokens; `max_tokens` includes special ones
+    such as [CLS] and [SEP].
     """
     tokenizer = _parsed(text)
     lengths, found = np.zeros(len(texts), dtype=np.int64), []
@@ -128,15 +119,13 @@ def _library_errors() -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = reason_of(error)
         raise DataError(f"the tokenizer cannot be used: {reason}") from error
 
 
 def _library() -> Any:
-    try:
+    with needs_extra("text", "a tokenizer"):
         library = import_module("tokenizers")
         for part in ("models", "normalizers", "pre_tokenizers", "decoders", "trainers"):
             import_module(f"tokenizers.{part}")
-    except ImportError as error:
-        raise ConfigError("token ids of text need: pip install 'crossbatch[text]'") from error
     return library

@@ -47,12 +47,7 @@ class Vectors:
 
 
 def open_vectors(name: str, path: Path) -> Vectors:
-    """Vectors of a `.npy` file, a Parquet file or a folder.
-
-    Raises:
-        ConfigError: If there is no such file, or its keys are not to be found.
-        DataError: If it holds no vectors.
-    """
+    """Open the vectors of a `.npy` file, a Parquet file or a folder."""
     if path.is_dir():
         return _folder(name, path)
     if not path.is_file():
@@ -69,19 +64,23 @@ def open_vectors(name: str, path: Path) -> Vectors:
 def write_vectors(
     path: Path, keys: pl.Series, vectors: Vectors, known: np.ndarray | None = None
 ) -> np.ndarray:
-    """Write a `.npy` with a row for each key, float16; zeros where there is no vector.
+    """Write a `.npy` with a row for each key `[R]`, float16; zeros where there is no vector.
 
-    Args:
-        path: The file to create.
-        keys: Of the rows; null for a row without one.  `[R]`.
-        vectors: Where they come from.
-        known: Rows of an earlier dataset, which stay where there is no newer vector.
-
-    Returns:
-        Which rows were found in `vectors`.  `[R]`, bool.
+    Returns which rows were found in `vectors`, `[R]` bool. The rows of an earlier dataset, `known`,
+    stay where there is no newer vector.
     """
+    if known is not None and known.shape[1] != vectors.width:
+        raise DataError(
+            f"the dataset has vectors of {known.shape[1]} numbers, the new ones have "
+            f"{vectors.width}"
+        )
+    shape = (len(keys), vectors.width)
+    out = np.lib.format.open_memmap(path, mode="w+", dtype="<f2", shape=shape)
+    if known is not None:
+        for first in range(0, len(known), PIECE):
+            piece = known[first : first + PIECE]
+            out[first : first + len(piece)] = piece
     found = np.zeros(len(keys), dtype=bool)
-    out = new_rows(path, len(keys), vectors.width, known)
     for rows, values in vectors.pieces(keys):
         if not (np.abs(values) <= LARGEST).all():
             bad = values[~(np.abs(values) <= LARGEST)][0]
@@ -92,20 +91,6 @@ def write_vectors(
         found[rows] = True
     out.flush()
     return found
-
-
-def new_rows(path: Path, num_rows: int, width: int, known: np.ndarray | None) -> np.memmap:
-    """A new float16 array on disk, mapped into memory, that begins with the rows of `known`."""
-    shape = (num_rows, width)
-    out = np.lib.format.open_memmap(path, mode="w+", dtype="<f2", shape=shape)
-    if known is not None and known.shape[1] != width:
-        raise DataError(
-            f"the dataset has vectors of {known.shape[1]} numbers, the new ones have {width}"
-        )
-    for first in range(0, 0 if known is None else len(known), PIECE):
-        assert known is not None
-        out[first : first + len(known[first : first + PIECE])] = known[first : first + PIECE]
-    return out
 
 
 def _places(keys: pl.Series, stored: pl.Series) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,8 @@ their numbers differ: those of the dataset stay, new ones follow.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,30 +23,22 @@ from crossbatch.data.dataset.manifest import write_manifest
 from crossbatch.data.dataset.memory_mapped import open_dataset
 from crossbatch.data.dataset.string_table import write_strings
 from crossbatch.data.dataset.vectors import open_vectors
-from crossbatch.data.prepare.context_columns import write_context_schema
-from crossbatch.data.prepare.event_columns import described_columns, event_columns, match_items
-from crossbatch.data.prepare.local_engine import SortedLog
+from crossbatch.data.prepare.event_columns import described_columns, event_columns
+from crossbatch.data.prepare.local_engine import STAGING, SortedLog, write_sorted
 from crossbatch.data.prepare.numbering import keep_frequent, number_further_keys
 from crossbatch.data.prepare.options import PrepareOptions
-from crossbatch.data.prepare.pipeline import (
-    aligned,
-    checksums,
-    described,
-    read_sequences,
-    write_split,
-)
+from crossbatch.data.prepare.pipeline import aligned, checksums, reading, write_parts
 from crossbatch.data.prepare.rest import (
     COLUMNS,
     FOLDER,
     kept_columns,
     read_described,
     read_rest,
-    write_rest,
 )
-from crossbatch.data.prepare.sequences import Written, write_sequences
+from crossbatch.data.prepare.sequences import Written
 from crossbatch.data.prepare.staged_log import StagedLog, read_log
 from crossbatch.data.progress import Progress, silent
-from crossbatch.data.readers.source import Source, Tally, reader_errors
+from crossbatch.data.readers.source import Source, Tally
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_folder, remove_leftovers
 
@@ -102,35 +94,26 @@ def append(
     tally, content = Tally(chosen.max_bad_lines), Tally(chosen.max_bad_lines)
     with atomic_folder(Path(out), overwrite=overwrite) as folder:
         added = _merge_log(base, source, folder, chosen, tally, progress)
-        sequences = read_sequences(folder, added.offsets, (0, 0))
-        counts = write_split(folder, sequences, len(added.item_keys), chosen)
-        with reader_errors("the content of items or users"):
-            features = _write_content(base, folder, source, added, content, progress)
-        if added.context:
-            features["context"] = dict(added.context)
+        write_content = partial(_write_content, base, folder, source, added, content, progress)
+        parts = write_parts(folder, added, chosen, write_content)
         progress("checksums", 0, None)
-        sizes = {"users": len(added.user_keys), "items": len(added.item_keys)}
         before = base.manifest
         entry = {
             "format": source.format,
             "files": files,
             "lines": tally.lines,
             "interactions": int(added.offsets[-1]) - len(base.items),
-            "new_users": sizes["users"] - base.num_users,
-            "new_items": sizes["items"] - base.num_items,
+            "new_users": len(added.user_keys) - base.num_users,
+            "new_items": len(added.item_keys) - base.num_items,
         }
         manifest = {
             "source": before["source"],
             "appended": [*before.get("appended", []), entry],
             # Items of each dataset before, by its checksum: those of a run that was trained on it.
             "grown_from": before.get("grown_from", {}) | {before["checksum"]: base.num_items},
-            "options": described(chosen),
-            "counts": sizes | {"interactions": int(added.offsets[-1])} | counts,
-            "accounting": added.accounting,
-            "features": features,
-            "reading": _reading(before["reading"], tally, content, added),
+            "reading": reading(added, tally, content, before["reading"]),
         }
-        return write_manifest(folder, manifest)
+        return write_manifest(folder, manifest | parts)
 
 
 def merged_options(base: Dataset, given: Mapping[str, Any]) -> PrepareOptions:
@@ -202,7 +185,7 @@ def _merge_log(
     progress: Progress,
 ) -> SortedLog:
     """Write the sequences of a dataset and a source, and what the minimum counts left out."""
-    staging = folder / "staging"
+    staging = folder / STAGING
     staging.mkdir()
     columns = event_columns(source, options, staging)
     for column in columns:
@@ -216,8 +199,8 @@ def _merge_log(
     log.item_codes.encode(pl.Series(base.item_keys(range(1, base.num_items + 1)), dtype=pl.String))
     if rest is not None:
         log.append(rest.users, rest.items, rest.times, *rest.columns)
-    log, given_split, below_rating, other_events = read_log(source, log, tally, options, progress)
-    if given_split is not None:
+    found = read_log(source, log, tally, options, progress)
+    if found.user_split is not None:
         raise DataError(f"{source.name} brings a split of its users, so it cannot be added")
     progress("filtering", 0, None)
     frequent = keep_frequent(
@@ -231,30 +214,7 @@ def _merge_log(
     numbering = number_further_keys(frequent, np.diff(base.offsets), base.num_items)
     items, times = (ArrayReader(base.path / f"{name}.npy") for name in ("items", "times"))
     written = Written(np.asarray(base.offsets), items, times, kept)
-    item_keys = log.item_codes.keys.gather(numbering.item_codes)
-    match_items(log.columns, item_keys)
-    offsets = write_sequences(log, numbering, folder, options, progress, written)
-    write_rest(folder, log, numbering, described_columns(source, options))
-    shutil.rmtree(staging)
-    dropped = frequent.dropped_by_item + frequent.dropped_by_user
-    rows = int(offsets[-1])
-    return SortedLog(
-        offsets=offsets,
-        item_keys=item_keys,
-        user_keys=log.user_codes.keys.gather(numbering.user_codes),
-        bounds=numbering.bounds,
-        below_rating=below_rating,
-        accounting={
-            "staged": rows + dropped,
-            "dropped_by_item": frequent.dropped_by_item,
-            "dropped_by_user": frequent.dropped_by_user,
-            "dropped_cold": 0,
-            "kept": rows,
-            "filter_rounds": frequent.rounds,
-        },
-        other_events=other_events,
-        context=write_context_schema(folder, log.columns),
-    )
+    return write_sorted(source, folder, options, found, frequent, numbering, progress, written)
 
 
 def _write_content(
@@ -296,27 +256,6 @@ def _table(
     there = found["key"].cast(pl.String).implode()
     given = keys.is_in(there).fill_null(value=False).to_numpy()
     return aligned(keys, found, what, tally), given
-
-
-def _reading(
-    before: dict[str, Any], tally: Tally, content: Tally, added: SortedLog
-) -> dict[str, Any]:
-    """The manifest's account of all lines that were ever read."""
-
-    def total(key: str, counts: Mapping[str, int]) -> dict[str, int]:
-        whole = dict(before[key])
-        for reason, count in counts.items():
-            whole[reason] = whole.get(reason, 0) + count
-        return dict(sorted(whole.items()))
-
-    return {
-        "lines": before["lines"] + tally.lines,
-        "bad_lines": total("bad_lines", tally.bad),
-        "below_rating": before["below_rating"] + added.below_rating,
-        "other_events": before.get("other_events", 0) + added.other_events,
-        "bad_content_lines": total("bad_content_lines", content.bad),
-        "notes": [*tally.notes, *content.notes],
-    }
 
 
 def _files_so_far(manifest: dict[str, Any]) -> set[str]:

@@ -29,12 +29,9 @@ if TYPE_CHECKING:
 class ImpressionColumn:
     """Lists of items, as `shown_items.npy` and `shown_offsets.npy`.
 
-    A list is staged in a file of its own, its length before its codes; what is sorted with the
-    interaction is where it begins.
-
-    Args:
-        folder: Where lists are staged; it is made when the first one comes.
-        second_file: Gives the frames of a second file, where the log has no lists itself.
+    A list is staged in a file of `folder`, its length before its codes; what is sorted with the
+    interaction is where it begins. `second_file` gives the frames of a second file, where the log
+    has no lists itself.
     """
 
     name, dtype = "impressions", np.int64

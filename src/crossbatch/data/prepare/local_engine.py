@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     import polars as pl
 
     from crossbatch.data.prepare.numbering import Frequent, Numbering
+    from crossbatch.data.prepare.sequences import Written
+    from crossbatch.data.prepare.staged_log import ReadLog
+
+STAGING = "staging"  # folder of temporary files
 
 
 class SortedLog(NamedTuple):
@@ -53,41 +57,62 @@ def sort_log(
     source: Source, folder: Path, options: PrepareOptions, tally: Tally, progress: Progress
 ) -> SortedLog:
     """Sort a log on this machine; memory holds one chunk or one bucket of it at a time."""
-    staging = folder / "staging"
+    staging = folder / STAGING
     staging.mkdir()
     staged = StagedLog(staging, event_columns(source, options, staging))
-    log, user_split, below_rating, other_events = read_log(source, staged, tally, options, progress)
+    found = read_log(source, staged, tally, options, progress)
     progress("filtering", 0, None)
-    frequent = keep_frequent(log, options.min_item_count, options.min_user_count, core=options.core)
-    numbering = number_keys(frequent, options, user_split)
+    frequent = keep_frequent(
+        staged, options.min_item_count, options.min_user_count, core=options.core
+    )
+    numbering = number_keys(frequent, options, found.user_split)
     if options.cold_items:
-        numbering = with_counted_lengths(numbering, log)
+        numbering = with_counted_lengths(numbering, staged)
+    return write_sorted(source, folder, options, found, frequent, numbering, progress)
+
+
+def write_sorted(
+    source: Source,
+    folder: Path,
+    options: PrepareOptions,
+    found: ReadLog,
+    frequent: Frequent,
+    numbering: Numbering,
+    progress: Progress,
+    written: Written | None = None,
+) -> SortedLog:
+    """Write the sequences of a staged log, merged into `written` ones, and remove the staging."""
+    log = found.log
     item_keys = log.item_codes.keys.gather(numbering.item_codes)
     match_items(log.columns, item_keys)
-    offsets = write_sequences(log, numbering, folder, options, progress)
+    offsets = write_sequences(log, numbering, folder, options, progress, written)
     if options.growing:
         write_rest(folder, log, numbering, described_columns(source, options))
-    shutil.rmtree(staging)
+    shutil.rmtree(folder / STAGING)
     return SortedLog(
         offsets=offsets,
         item_keys=item_keys,
         user_keys=log.user_codes.keys.gather(numbering.user_codes),
         bounds=numbering.bounds,
-        below_rating=below_rating,
+        below_rating=found.below_rating,
         accounting=accounting(frequent, numbering),
-        other_events=other_events,
+        other_events=found.other_events,
         context=write_context_schema(folder, log.columns),
     )
 
 
 def accounting(frequent: Frequent, numbering: Numbering) -> dict[str, int]:
-    """Return how many interactions were kept and dropped: kept + dropped = staged."""
+    """Return how many interactions were kept and dropped: kept + dropped = staged.
+
+    Of a dataset that days are added to, its interactions are among those kept.
+    """
     kept = int(numbering.lengths.sum())
+    cold = int(frequent.user_counts.sum()) - kept if numbering.withheld.any() else 0
     return {
-        "staged": frequent.rows,
+        "staged": kept + cold + frequent.dropped_by_item + frequent.dropped_by_user,
         "dropped_by_item": frequent.dropped_by_item,
         "dropped_by_user": frequent.dropped_by_user,
-        "dropped_cold": int(frequent.user_counts.sum()) - kept,
+        "dropped_cold": cold,
         "kept": kept,
         "filter_rounds": frequent.rounds,
     }

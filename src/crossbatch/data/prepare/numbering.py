@@ -116,12 +116,9 @@ def number_keys(
 ) -> Numbering:
     """Give ids to the kept users and items; lengths do not know of withheld items yet.
 
-    Items are sorted by descending count, equals by first appearance.  Users are shuffled with the
+    Items are sorted by descending count, equals by first appearance. Users are shuffled with the
     seed and cut into train, valid and test; a split that the source gives for each user code (0
     train, 1 valid, 2 test) is kept, in its order.
-
-    Raises:
-        DataError: If the filters left nothing.
     """
     kept_items, kept_users = np.flatnonzero(frequent.items), np.flatnonzero(frequent.users)
     if not len(kept_items) or not len(kept_users):
@@ -132,13 +129,8 @@ def number_keys(
         )
     item_codes = kept_items[np.argsort(-frequent.item_counts[kept_items], kind="stable")]
     user_codes, bounds = _order_users(kept_users, given, options)
-    users = np.full(len(frequent.users), -1, dtype=np.int64)
-    users[user_codes] = np.arange(len(user_codes))
-    items = np.zeros(len(frequent.items), dtype=np.int32)
-    items[item_codes] = np.arange(1, len(item_codes) + 1, dtype=np.int32)
-    lengths = frequent.user_counts[user_codes]
     withheld = _withheld(len(item_codes), options)
-    return Numbering(users, items, user_codes, item_codes, lengths, bounds, withheld)
+    return _numbered(frequent, user_codes, item_codes, bounds, withheld)
 
 
 def number_further_keys(frequent: Frequent, lengths: np.ndarray, num_items: int) -> Numbering:
@@ -153,15 +145,26 @@ def number_further_keys(frequent: Frequent, lengths: np.ndarray, num_items: int)
     item_codes = np.concatenate([np.arange(num_items), new_items])
     new_users = num_users + np.flatnonzero(frequent.users[num_users:])
     user_codes = np.concatenate([np.arange(num_users), new_users])
+    everyone = (len(user_codes), len(user_codes))
+    nothing = np.zeros(len(item_codes) + 1, dtype=bool)
+    numbering = _numbered(frequent, user_codes, item_codes, everyone, nothing)
+    numbering.lengths[:num_users] += lengths
+    return numbering
+
+
+def _numbered(
+    frequent: Frequent,
+    user_codes: np.ndarray,
+    item_codes: np.ndarray,
+    bounds: tuple[int, int],
+    withheld: np.ndarray,
+) -> Numbering:
     users = np.full(len(frequent.users), -1, dtype=np.int64)
     users[user_codes] = np.arange(len(user_codes))
     items = np.zeros(len(frequent.items), dtype=np.int32)
     items[item_codes] = np.arange(1, len(item_codes) + 1, dtype=np.int32)
-    whole = frequent.user_counts[user_codes]
-    whole[:num_users] += lengths
-    everyone = (len(user_codes), len(user_codes))
-    nothing = np.zeros(len(item_codes) + 1, dtype=bool)
-    return Numbering(users, items, user_codes, item_codes, whole, everyone, nothing)
+    lengths = frequent.user_counts[user_codes]
+    return Numbering(users, items, user_codes, item_codes, lengths, bounds, withheld)
 
 
 def with_counted_lengths(numbering: Numbering, log: StagedLog) -> Numbering:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -64,14 +64,8 @@ class PrepareOptions:
     shards: int | None = None
     max_bad_lines: float = 0.001
     seed: int = COMIREC_SEED
-    min_history: InitVar[int | None] = None  # of earlier releases: refused
 
-    def __post_init__(self, min_history: int | None) -> None:
-        if min_history is not None:
-            raise ConfigError(
-                f"min_history is an option of training, got {min_history} for preparation: leave "
-                f"it out here, and train with --set train.min_history={min_history}"
-            )
+    def __post_init__(self) -> None:
         _one_of("split", self.split, SPLITS)
         _one_of("ties", self.ties, TIE_RULES)
         for name in ("min_item_count", "min_user_count"):

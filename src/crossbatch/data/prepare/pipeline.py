@@ -7,7 +7,9 @@ prepare(open_source("ml-1m.zip"), "ml-1m", PrepareOptions(split="leave_last_out"
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_folder, file_checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from crossbatch.data.prepare.local_engine import Engine, SortedLog
 
@@ -67,34 +69,61 @@ def prepare(
     tally, content = Tally(options.max_bad_lines), Tally(options.max_bad_lines)
     with atomic_folder(Path(out), overwrite=overwrite) as folder:
         log = ENGINES[engine](source, folder, options, tally, progress)
-        sequences = read_sequences(folder, log.offsets, log.bounds)
-        counts = write_split(folder, sequences, len(log.item_keys), options)
-        with reader_errors("the content of items or users"):
-            features = _write_content(folder, source, log, content, progress)
-        if log.context:
-            features["context"] = dict(log.context)
-        shards = {}
+        write_content = partial(_write_content, folder, source, log, content, progress)
+        manifest = write_parts(folder, log, options, write_content)
         if options.shards is not None:
             progress("shards", 0, None)
-            shards = {"shards": write_shards(folder, options.shards, len(log.item_keys))}
+            manifest["shards"] = write_shards(folder, options.shards, len(log.item_keys))
         progress("checksums", 0, None)
-        sizes = {"users": len(log.user_keys), "items": len(log.item_keys)}
-        manifest = {
-            "source": {"format": source.format, "files": checksums(source.files)},
-            "options": described(options),
-            "counts": sizes | {"interactions": int(log.offsets[-1])} | counts,
-            "accounting": log.accounting,
-            "features": features,
-            "reading": {
-                "lines": tally.lines,
-                "bad_lines": dict(sorted(tally.bad.items())),
-                "below_rating": log.below_rating,
-                "other_events": log.other_events,
-                "bad_content_lines": dict(sorted(content.bad.items())),
-                "notes": [*tally.notes, *content.notes],
-            },
-        }
-        return write_manifest(folder, manifest | shards)
+        manifest["source"] = {"format": source.format, "files": checksums(source.files)}
+        manifest["reading"] = reading(log, tally, content)
+        return write_manifest(folder, manifest)
+
+
+def write_parts(
+    folder: Path,
+    log: SortedLog,
+    options: PrepareOptions,
+    write_content: Callable[[], dict[str, Any]],
+) -> dict[str, Any]:
+    """Write the split and the content of a sorted log; return what the manifest says of them."""
+    weights = folder / "weight_offsets.npy"
+    sequences = Sequences(
+        log.offsets,
+        ArrayReader(folder / "times.npy"),
+        log.bounds,
+        ArrayReader(weights) if weights.is_file() else None,
+    )
+    counts = write_split(folder, sequences, len(log.item_keys), options)
+    with reader_errors("the content of items or users"):
+        features = write_content()
+    if log.context:
+        features["context"] = dict(log.context)
+    sizes = {"users": len(log.user_keys), "items": len(log.item_keys)}
+    return {
+        "options": described(options),
+        "counts": sizes | {"interactions": int(log.offsets[-1])} | counts,
+        "accounting": log.accounting,
+        "features": features,
+    }
+
+
+def reading(
+    log: SortedLog, tally: Tally, content: Tally, before: Mapping[str, Any] = {}
+) -> dict[str, Any]:
+    """Return the manifest's account of all lines that were read, those of days before included."""
+
+    def total(key: str, bad: Counter[str]) -> dict[str, int]:
+        return dict(sorted((Counter(before.get(key, {})) + bad).items()))
+
+    return {
+        "lines": before.get("lines", 0) + tally.lines,
+        "bad_lines": total("bad_lines", tally.bad),
+        "below_rating": before.get("below_rating", 0) + log.below_rating,
+        "other_events": before.get("other_events", 0) + log.other_events,
+        "bad_content_lines": total("bad_content_lines", content.bad),
+        "notes": [*tally.notes, *content.notes],
+    }
 
 
 def described(options: PrepareOptions) -> dict[str, Any]:
@@ -103,19 +132,7 @@ def described(options: PrepareOptions) -> dict[str, Any]:
     for name in ("event_weights", "session_gap", "shards"):
         if chosen[name] is None:
             del chosen[name]
-    # of the training arrays and the sampling law; earlier releases need the key
-    return chosen | {"min_history": 1}
-
-
-def read_sequences(folder: Path, offsets: np.ndarray, bounds: tuple[int, int]) -> Sequences:
-    """Return the sequences that an engine wrote, to be read in pieces."""
-    weights = folder / "weight_offsets.npy"
-    return Sequences(
-        offsets,
-        ArrayReader(folder / "times.npy"),
-        bounds,
-        ArrayReader(weights) if weights.is_file() else None,
-    )
+    return chosen
 
 
 def write_split(

@@ -63,11 +63,7 @@ def kept_writer(dataset: Path, columns: Sequence[EventColumn], total: int) -> It
 
 
 def kept_columns(dataset: Path, columns: Sequence[EventColumn], total: int) -> list[ArrayReader]:
-    """Open what `kept_writer` wrote.
-
-    Raises:
-        DataError: If an array does not fit the interactions.
-    """
+    """Open what `kept_writer` wrote; a `DataError` if an array does not fit the interactions."""
     readers = []
     for column in columns:
         path = dataset / KEPT / f"{column.name}.npy"
@@ -117,11 +113,7 @@ def write_rest(
 
 
 def read_rest(dataset: Path, columns: Sequence[EventColumn] = ()) -> Rest:
-    """Read what `write_rest` wrote of interactions and their event columns.
-
-    Raises:
-        DataError: If the arrays contradict each other.
-    """
+    """Read what `write_rest` wrote; a `DataError` if the arrays contradict each other."""
     place = dataset / FOLDER
     times = map_array(place / "times.npy")
     keys = []

@@ -51,13 +51,9 @@ def coded_lists(column: pl.Series, codes: KeyCodes) -> Lists:
 
 
 class ShownFile:
-    """The lists of a second file, on disk, with an index of their requests.
+    """The lists of a second file, staged in `folder`, with an index of their requests.
 
-    Args:
-        folder: Where it is staged.
-        frames: What the file holds: columns `request` and `impressions`; a request may have
-            several rows.
-        codes: Gives items their codes.
+    `frames` have columns `request` and `impressions`; a request may have several rows.
     """
 
     def __init__(self, folder: Path, frames: Iterator[pl.DataFrame], codes: KeyCodes) -> None:

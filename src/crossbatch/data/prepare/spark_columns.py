@@ -109,12 +109,8 @@ def save_events(
 ) -> None:
     """Write the sequences and the arrays of event columns from frames of sorted interactions.
 
-    Args:
-        folder: The dataset's folder.
-        offsets: Where each user's interactions begin.  `[num_users + 1]`.
-        frames: With columns `item_id`, `time` and those that were carried.
-        columns: The event columns, which have learned what they need.
-        item_keys: Original keys of the items 1, 2 ….
+    `frames` have columns `item_id`, `time` and those that were carried; users' interactions begin
+    at `offsets` `[num_users + 1]`, and `item_keys` are those of the items 1, 2 ….
     """
     row = np.dtype([*ROW.descr, *((column.name, column.dtype) for column in staged(columns))])
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from crossbatch.data.prepare.spark_columns import KINDS, Carried, event_name
-from crossbatch.data.prepare.staged_log import TimeReader, check_read, usable, usable_events
-from crossbatch.data.readers.source import Part, Source, Tally
+from crossbatch.data.prepare.staged_log import TimeReader, check_read, usable_events
+from crossbatch.data.readers.source import Part, Source, Tally, reader_errors
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def read_log(
     read = partial(
         _read_parts,
         parts=source.parts,
-        unit=_time_unit(source, tally, options.min_rating),
+        unit=_time_unit(source, tally),
         min_rating=options.min_rating,
         event_weights=options.event_weights,
         carried=carried,
@@ -119,12 +119,13 @@ def _workers_errors() -> Iterator[None]:
         raise DataError(found[1]) from error
 
 
-def _time_unit(source: Source, tally: Tally, min_rating: float | None) -> str:
+def _time_unit(source: Source, tally: Tally) -> str:
     """Decide the unit of times once, by the log's first frame; workers must not differ."""
     time_reader = TimeReader(source.time_unit, tally)
     first = next(source.parts[0](Tally()), None)
     if first is not None:
-        usable(first, time_reader, Tally(), min_rating)
+        with reader_errors("the time column"):
+            time_reader.read(first["time"])
     return time_reader.unit
 
 

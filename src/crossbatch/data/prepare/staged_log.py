@@ -78,9 +78,7 @@ class LogChunk(NamedTuple):
 class StagedLog:
     """Interactions as flat files of a folder, written once and then read in chunks.
 
-    Args:
-        folder: Where the files are.
-        columns: What is kept of each interaction beside user, item and time.
+    `columns` are what is kept of each interaction beside user, item and time.
     """
 
     def __init__(self, folder: Path, columns: tuple[EventColumn, ...] = ()) -> None:
@@ -147,11 +145,7 @@ class ReadLog(NamedTuple):
 def read_log(
     source: Source, log: StagedLog, tally: Tally, options: PrepareOptions, progress: Progress
 ) -> ReadLog:
-    """Read a whole source to the end of a staged log.
-
-    Raises:
-        DataError: If too many lines were refused or nothing is left.
-    """
+    """Read a whole source to the end of a staged log; refuse it if too many lines are bad."""
     time_reader = TimeReader(source.time_unit, tally)
     earlier = log.rows
     user_split = np.zeros(0, dtype=np.int8)
@@ -180,10 +174,17 @@ def check_read(source: Source, tally: Tally, rows: int) -> None:
         raise DataError(f"no interactions were read from {source.name}: is it the right file?")
 
 
-def usable(
-    batch: pl.DataFrame, time_reader: TimeReader, tally: Tally, min_rating: float | None
-) -> tuple[pl.DataFrame, int]:
-    """Return the rows of a batch that can be used, and how many had too low a rating."""
+def usable_events(
+    batch: pl.DataFrame,
+    time_reader: TimeReader,
+    tally: Tally,
+    min_rating: float | None,
+    event_weights: Mapping[str, float] | None,
+) -> tuple[pl.DataFrame, int, int]:
+    """Return the rows of a batch that can be used, and how many had too low a rating or no weight.
+
+    The rows have their weights, where the log has any.
+    """
     for name in ("user", "item"):
         if batch[name].dtype.is_nested() or batch[name].dtype == pl.Boolean:
             raise DataError(f"the {name} column holds {batch[name].dtype}, not ids: name another")
@@ -196,31 +197,19 @@ def usable(
         frame = _refuse(frame, present, reason, tally)
     timed = frame["time"].is_not_null()
     frame = _refuse(frame, timed, "time missing, unreadable or absurd", tally)
-    if min_rating is None:
-        return frame, 0
-    if "rating" not in frame.columns:
-        raise DataError("the source has no rating, so --min-rating cannot be applied: leave it out")
-    rated = frame.filter(pl.col("rating").cast(pl.Float64, strict=False) >= min_rating)
-    return rated, len(frame) - len(rated)
-
-
-def usable_events(
-    batch: pl.DataFrame,
-    time_reader: TimeReader,
-    tally: Tally,
-    min_rating: float | None,
-    event_weights: Mapping[str, float] | None,
-) -> tuple[pl.DataFrame, int, int]:
-    """Return `usable` rows with their weights, and how many had too low a rating or no weight."""
-    rows, low = usable(batch, time_reader, tally, min_rating)
-    rows, other = with_weights(rows, event_weights)
-    return _with_usable_weights(rows, tally), low, other
-
-
-def _with_usable_weights(frame: pl.DataFrame, tally: Tally) -> pl.DataFrame:
-    if "weight" not in frame.columns:
-        return frame
-    return _refuse(frame, frame["weight"].is_not_null(), "weight missing or not 0 to 1e9", tally)
+    low = 0
+    if min_rating is not None:
+        if "rating" not in frame.columns:
+            raise DataError(
+                "the source has no rating, so --min-rating cannot be applied: leave it out"
+            )
+        rated = frame.filter(pl.col("rating").cast(pl.Float64, strict=False) >= min_rating)
+        frame, low = rated, len(frame) - len(rated)
+    frame, other = with_weights(frame, event_weights)
+    if "weight" in frame.columns:
+        weighed = frame["weight"].is_not_null()
+        frame = _refuse(frame, weighed, "weight missing or not 0 to 1e9", tally)
+    return frame, low, other
 
 
 def _refuse(frame: pl.DataFrame, good: pl.Series, reason: str, tally: Tally) -> pl.DataFrame:
@@ -248,10 +237,8 @@ def _with_new_users(known: np.ndarray, codes: np.ndarray, given: np.ndarray) -> 
 class TimeReader:
     """Turns times of any unit into microseconds since 1970.
 
-    Args:
-        unit: "s", "ms", "us", "ns", "order" (any number that only orders), or "auto": dates are
-            recognised by their type, numbers by the size of the first batch's median.
-        tally: Notes the unit that was chosen.
+    The unit is "s", "ms", "us", "ns", "order" (any number that only orders), or "auto": dates are
+    recognised by their type, numbers by the size of the first batch's median; the tally notes it.
     """
 
     def __init__(self, unit: str, tally: Tally) -> None:

@@ -10,6 +10,7 @@ interactions is divided with them; everything else is stored once.
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +37,7 @@ CONTEXT = "features/context"
 
 
 def write_shards(folder: Path, number: int, num_items: int) -> dict[str, Any]:
-    """Divide a dataset folder whose split is written, and return the manifest's entry.
-
-    Raises:
-        ConfigError: If there are more shards than users.
-    """
+    """Divide a dataset folder whose split is written; return the manifest's entry of the shards."""
     offsets, users, ends = (
         np.load(folder / f"{name}.npy") for name in ("offsets", "train_users", "train_ends")
     )
@@ -95,9 +92,7 @@ def _keep_evaluated(folder: Path, offsets: np.ndarray) -> None:
     _copy_events(folder, place, offsets[users], offsets[users + 1])
     for path in [path for path in place.rglob("*") if path.is_file()]:
         path.replace(folder / path.relative_to(place))
-    for path in sorted((path for path in place.rglob("*")), reverse=True):
-        path.rmdir()
-    place.rmdir()
+    shutil.rmtree(place)
     for name, evaluated in parts.items():
         for end in ("cuts", "ends"):
             path = folder / f"{name}_{end}.npy"

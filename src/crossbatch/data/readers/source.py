@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 
 from crossbatch.data.dataset.tokens import MAX_TOKENS
-from crossbatch.errors import ConfigError, DataError, out_of_memory
+from crossbatch.errors import ConfigError, DataError, out_of_memory, reason_of
 from crossbatch.remote import local_path
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def reader_errors(name: str) -> Iterator[None]:
     except PARSER_ERRORS as error:
         if out_of_memory(error):
             raise MemoryError(str(error)) from error
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = reason_of(error)
         raise DataError(
             f"{name} cannot be read ({reason}): it is damaged, or not what its name says"
         ) from error

@@ -37,8 +37,7 @@ def open_binary(path: Path) -> IO[bytes]:
 def line_blocks(path: Path) -> Iterator[bytes]:
     """Yield a text file in blocks of whole lines, each ended by a newline.
 
-    Raises:
-        DataError: If the file is missing, or its compression is broken or cut short.
+    A missing file, or one whose compression is broken or cut short, is a `DataError`.
     """
     blocks = _line_blocks(path, BLOCK_BYTES)
     with ThreadPoolExecutor(max_workers=1) as pool:

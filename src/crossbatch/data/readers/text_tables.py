@@ -36,15 +36,11 @@ def read_delimited(
     header: Sequence[str] | None = None,
     encoding: str = "utf-8",
 ) -> Iterator[pl.DataFrame]:
-    """Yield frames of strings with the given columns.
+    """Yield frames of strings with the given columns, from our names to the file's.
 
-    Args:
-        path: A text file, gzipped or not; a value holds no line break.
-        columns: From our names to the file's.
-        tally: Counts the lines that have too many fields or another encoding.
-        separator: Between fields; may be longer than a character, as in `1::2::3`.
-        header: The file's column names; by default those of its first line.
-        encoding: Of the text.
+    A value holds no line break; the separator may be longer than a character, as in `1::2::3`. The
+    names are those of the first line unless a `header` is given. The tally counts the lines that
+    have too many fields or another encoding.
     """
     names = list(header) if header is not None else split_header(path, separator)
     require_names(path, columns.values(), names, "column")

@@ -1,6 +1,6 @@
 """Baselines that were tuned and measured beside runs, and when training reached the best of them.
 
-    for each in opponents(run.opponents["baselines"]): print(each.label, each.settings)
+    for each in read_tuned(run.baselines_file["baselines"]): print(each.label, each.settings)
     time_to_quality(run.name, run.journal, found)     # "first reached RP3β (21.34 %) after 12 …"
 
 `crossbatch evaluate` writes them into `baselines.json` of a run folder. Values are of the metric
@@ -32,7 +32,7 @@ BASELINE_NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Opponent:
+class TunedBaseline:
     """A tuned baseline: its settings, the validation metric with them, and what it cost."""
 
     name: str
@@ -67,7 +67,7 @@ TUNED_NOTE = (
 HEADS = ("Baseline", "Settings", "Validation, %", "Fit, CPU s", "Tuning, CPU s")
 
 
-def opponents(entries: object) -> list[Opponent]:
+def read_tuned(entries: object) -> list[TunedBaseline]:
     """Read the tuned baselines of `baselines.json`, or of what `crossbatch evaluate` found."""
     found = []
     for name, entry in entries.items() if isinstance(entries, Mapping) else ():
@@ -79,21 +79,15 @@ def opponents(entries: object) -> list[Opponent]:
         ]
         if None not in numbers:
             value, fit, tuning = (float(each or 0.0) for each in numbers)
-            found.append(Opponent(str(name), settings, value, fit, tuning))
+            found.append(TunedBaseline(str(name), settings, value, fit, tuning))
     return found
 
 
-def time_to_quality(name: str, journal: Journal, rivals: Sequence[Opponent]) -> str | None:
-    """One sentence: how long a run trained until it was as good as the best baseline.
-
-    Args:
-        name: What the sentence calls the run.
-        journal: Of the run.
-        rivals: The baselines; without any there is nothing to say.
-    """
-    if not rivals:
+def time_to_quality(name: str, journal: Journal, baselines: Sequence[TunedBaseline]) -> str | None:
+    """One sentence: how long the run `name` trained until it was as good as the best baseline."""
+    if not baselines:
         return None
-    best = max(rivals, key=lambda each: each.value)
+    best = max(baselines, key=lambda each: each.value)
     goal = f"{best.label} ({100 * best.value:.2f} %)"
     seen = []
     for event in journal.of("eval"):
@@ -112,7 +106,7 @@ def time_to_quality(name: str, journal: Journal, rivals: Sequence[Opponent]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class OpponentTable:
+class BaselineTable:
     """The tuned baselines of one data set and metric, and what they say about runs."""
 
     title: str
@@ -120,12 +114,12 @@ class OpponentTable:
     sentences: list[str]
 
 
-def opponent_tables(runs: Sequence[Run]) -> list[OpponentTable]:
+def tuned_tables(runs: Sequence[Run]) -> list[BaselineTable]:
     """One table for all runs whose `baselines.json` is of the same data set and metric."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         if tuned(run):
-            groups.setdefault((run.dataset, deciding_name(run.opponents)), []).append(run)
+            groups.setdefault((run.dataset, deciding_name(run.baselines_file)), []).append(run)
     several = len({dataset for dataset, _ in groups}) > 1
     tables = []
     for (_, metric), group in groups.items():
@@ -133,13 +127,13 @@ def opponent_tables(runs: Sequence[Run]) -> list[OpponentTable]:
         found = [time_to_quality(run.name, run.journal, tuned(run)) for run in group]
         title = " · ".join(filter(None, [metric, group[0].dataset_name if several else ""]))
         rows = [each.texts for each in known.values()]
-        tables.append(OpponentTable(title, rows, [f"{text}." for text in found if text]))
+        tables.append(BaselineTable(title, rows, [f"{text}." for text in found if text]))
     return tables
 
 
-def tuned(run: Run) -> list[Opponent]:
+def tuned(run: Run) -> list[TunedBaseline]:
     """The baselines that were tuned beside a run."""
-    return opponents(run.opponents.get("baselines"))
+    return read_tuned(run.baselines_file.get("baselines"))
 
 
 def deciding_metrics(result: Mapping[str, Any]) -> Mapping[str, float]:

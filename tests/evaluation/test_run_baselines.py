@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from crossbatch.errors import ConfigError
-from crossbatch.evaluation import opponents as opponents_module
+from crossbatch.evaluation import run_baselines as module
 from crossbatch.evaluation.baselines import BASELINES, Baseline, evaluate_baselines
-from crossbatch.evaluation.opponents import measure_opponents
+from crossbatch.evaluation.run_baselines import measure_baselines
 from crossbatch.evaluation.runs import RunEvaluator
 from crossbatch.training import fit
 
@@ -69,7 +69,7 @@ def test_a_recipe_can_decide_otherwise():
 
 
 def test_metrics_are_those_of_the_baseline_with_its_settings(run, dataset):
-    found = measure_opponents([run], "test", names=NAMES)
+    found = measure_baselines([run], "test", names=NAMES)
     assert list(found) == list(NAMES)
     settings = {name: entry["settings"] for name, entry in found.items()}
     assert settings["popularity"] == {}
@@ -92,37 +92,37 @@ def test_metrics_are_those_of_the_baseline_with_its_settings(run, dataset):
 
 def test_what_was_found_is_kept(run, monkeypatch):
     calls = []
-    tune = opponents_module.tune_baseline
+    tune = module.tune_baseline
 
     def counted(dataset, name, **options):
         calls.append(name)
         return tune(dataset, name, **options)
 
-    monkeypatch.setattr(opponents_module, "tune_baseline", counted)
-    first = measure_opponents([run], "test", names=NAMES)
+    monkeypatch.setattr(module, "tune_baseline", counted)
+    first = measure_baselines([run], "test", names=NAMES)
     assert calls == list(NAMES)
-    assert measure_opponents([run], "test", names=NAMES) == first
-    other = measure_opponents([run], "valid", names=["rp3beta"])["rp3beta"]
+    assert measure_baselines([run], "test", names=NAMES) == first
+    other = measure_baselines([run], "valid", names=["rp3beta"])["rp3beta"]
     assert calls == list(NAMES)
     assert other["settings"] == first["rp3beta"]["settings"]
     assert other["metrics"] != first["rp3beta"]["metrics"]
     kept = json.loads((run / "baselines.json").read_text())
     assert kept["baselines"]["rp3beta"]["splits"].keys() == {"test", "valid"}
-    # A grid of another release, and a file that somebody edited, are not used.
+    # A grid of another release, and a file that was edited, are not used.
     grid = {**BASELINES["rp3beta"].grid, "decay": (0.9, 0.5)}
     monkeypatch.setitem(BASELINES, "rp3beta", Baseline(BASELINES["rp3beta"].make, grid))
-    measure_opponents([run], "test", names=NAMES)
+    measure_baselines([run], "test", names=NAMES)
     assert calls == [*NAMES, "rp3beta"]
     kept["baselines"]["popularity"]["value"] = 0.9
     (run / "baselines.json").write_text(json.dumps(kept))
-    assert measure_opponents([run], "test", names=["popularity"])["popularity"]["value"] != 0.9
+    assert measure_baselines([run], "test", names=["popularity"])["popularity"]["value"] != 0.9
     assert calls == [*NAMES, "rp3beta", "popularity"]
 
 
 def test_other_runs_by_the_same_rules_get_the_same_file(run, trained, dataset, tmp_path):
     twin = shutil.copytree(trained, tmp_path / "twin")
     fit(dataset, RECIPE.changed(["train.metric=ndcg@20"]), tmp_path / "other")
-    measure_opponents([run, twin, tmp_path / "other"], "test", names=["popularity"])
+    measure_baselines([run, twin, tmp_path / "other"], "test", names=["popularity"])
     assert (twin / "baselines.json").read_bytes() == (run / "baselines.json").read_bytes()
     assert not (tmp_path / "other" / "baselines.json").exists()
 
@@ -132,7 +132,7 @@ def test_a_baseline_that_cannot_be_had_is_one_sentence(run, monkeypatch):
         BASELINES, "rp3beta", Baseline(BASELINES["rp3beta"].make, {}, lambda _: "it is too hot")
     )
     said, fits = [], []
-    found = measure_opponents(
+    found = measure_baselines(
         [run], "test", names=NAMES, say=said.append, on_fit=lambda *fit: fits.append(fit)
     )
     assert list(found) == ["popularity"]
@@ -144,12 +144,12 @@ def test_a_folder_that_cannot_be_written_is_said(run, monkeypatch):
     def refuse(path, document):
         raise OSError("read-only")
 
-    monkeypatch.setattr(opponents_module, "write_document", refuse)
+    monkeypatch.setattr(module, "write_document", refuse)
     said = []
-    assert measure_opponents([run], "test", names=["popularity"], say=said.append)
+    assert measure_baselines([run], "test", names=["popularity"], say=said.append)
     assert len(said) == 1
     assert "tunes again: read-only" in said[0]
 
 
 def test_no_baselines_need_nothing(tmp_path):
-    assert measure_opponents([tmp_path], "test", names=()) == {}
+    assert measure_baselines([tmp_path], "test", names=()) == {}

@@ -9,15 +9,15 @@ import pytest
 
 from crossbatch.files import sealed
 from crossbatch.reports import html, markdown
-from crossbatch.reports.comparison import compare
-from crossbatch.reports.journal import Journal
-from crossbatch.reports.opponents import (
-    Opponent,
+from crossbatch.reports.baseline_tables import (
+    TunedBaseline,
     deciding_metrics,
     deciding_name,
-    opponents,
+    read_tuned,
     time_to_quality,
 )
+from crossbatch.reports.comparison import compare
+from crossbatch.reports.journal import Journal
 from crossbatch.reports.runs import read_run, read_runs
 
 if TYPE_CHECKING:
@@ -51,15 +51,18 @@ def evaluations(*values: float | None) -> Journal:
     return Journal(tuple(events))
 
 
-RIVALS = [Opponent("popularity", {}, 0.05, 0.0, 0.0), Opponent("rp3beta", {}, 0.2, 2.5, 30.0)]
+BASELINES = [
+    TunedBaseline("popularity", {}, 0.05, 0.0, 0.0),
+    TunedBaseline("rp3beta", {}, 0.2, 2.5, 30.0),
+]
 
 
 def test_time_to_quality_is_that_of_the_first_evaluation_as_good_as_the_best_baseline() -> None:
-    sentence = time_to_quality("first", evaluations(0.1, 0.2, 0.3), RIVALS)
+    sentence = time_to_quality("first", evaluations(0.1, 0.2, 0.3), BASELINES)
     assert sentence == "first reached RP3β (20.00 %) after 20.0 CPU s of training, at step 200"
-    sentence = time_to_quality("first", evaluations(0.1, 0.15, 0.12), RIVALS)
+    sentence = time_to_quality("first", evaluations(0.1, 0.15, 0.12), BASELINES)
     assert sentence == "first did not reach RP3β (20.00 %): its best evaluation has 15.00 %"
-    sentence = time_to_quality("first", evaluations(None, None), RIVALS)
+    sentence = time_to_quality("first", evaluations(None, None), BASELINES)
     assert sentence is not None
     assert "cannot be compared" in sentence
     assert time_to_quality("first", evaluations(0.1), []) is None
@@ -159,5 +162,5 @@ def test_a_changed_or_broken_file_gives_a_note(make_run: MakeRun) -> None:
     (broken / "baselines.json").write_text("{")
     for path in (changed, broken):
         run = read_run(path)
-        assert opponents(run.opponents.get("baselines", {})) == []
+        assert read_tuned(run.baselines_file.get("baselines", {})) == []
         assert any("baselines were left out" in note for note in run.notes)

@@ -1,6 +1,6 @@
 """The baselines beside a run: tuned on its validation users, measured by its rules, and kept.
 
-    found = measure_opponents([Path("runs/first")], "test")
+    found = measure_baselines([Path("runs/first")], "test")
     found["rp3beta"]["settings"], found["rp3beta"]["unseen"]["metrics"]["recall@50"]
 
 `baselines.json` in the run folder keeps what was found, for the next evaluation and for reports.
@@ -31,7 +31,7 @@ KEPT = "baselines.json"
 TUNED = ("settings", "fit_cpu_seconds", "tuning_cpu_seconds", "value")
 
 
-def measure_opponents(
+def measure_baselines(
     paths: Sequence[Path | str],
     split: str,
     *,
@@ -64,21 +64,23 @@ def measure_opponents(
     evaluators = [RunEvaluator(saved.dataset, saved.recipe) for saved in runs]
     rules = [_rules(evaluator) for evaluator in evaluators]
     alike = [Path(path) / KEPT for path, own in zip(paths, rules, strict=True) if own == rules[0]]
-    evaluator, kept, found = evaluators[0], Kept(alike, rules[0]), {}
+    evaluator, kept, found = evaluators[0], _read_kept(alike[0], rules[0]), {}
     for name in names:
-        obstacle = BASELINES[name].obstacle(evaluator.dataset)
-        if obstacle:
-            say(obstacle)
+        unavailable = BASELINES[name].unavailable(evaluator.dataset)
+        if unavailable:
+            say(unavailable)
             continue
-        entry = kept.entry(name)
+        entry = kept.get(name, {})
+        entry = entry if entry.get("grid") == _grid(name) else {}
         known = entry.get("splits", {}).get(split, {}).get("metrics", {})
         lengths = tuple(ks or evaluator.ks)
         if not all(f"{measure}@{k}" in known for k in lengths for measure in ("map", "novelty")):
             entry = _measured(name, evaluator, split, entry, partial(on_fit, name), lengths)
-            kept.add(name, entry)
+            kept[name] = entry
+            _write_kept(alike, rules[0], kept, lambda _: None)  # the next one may take minutes
         about = {key: entry[key] for key in TUNED}
         found[name] = entry["splits"][split] | about
-    kept.write(say)
+    _write_kept(alike, rules[0], kept, say)
     return found
 
 
@@ -95,42 +97,28 @@ def _rules(evaluator: RunEvaluator) -> dict[str, Any]:
     }
 
 
-class Kept:
-    """`baselines.json`: what was measured by the same rules.
+def _read_kept(path: Path, rules: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The entries of `baselines.json` by name; none if it has other rules, or was changed."""
+    if not path.is_file():
+        return {}
+    document = read_document(path, "delete it to measure the baselines again")
+    same = {key: document.get(key) for key in rules} == rules
+    intact = SEAL in document and not seal_is_broken(document)
+    return dict(document["baselines"]) if same and intact else {}
 
-    Args:
-        paths: The file, and further ones that get the same content. What the first one holds by
-            other rules, or was changed, is not used.
-        rules: What the numbers depend on.
-    """
 
-    def __init__(self, paths: Sequence[Path], rules: dict[str, Any]) -> None:
-        self.paths, self.rules = paths, rules
-        self.baselines: dict[str, dict[str, Any]] = {}
-        if paths[0].is_file():
-            document = read_document(paths[0], "delete it to measure the baselines again")
-            same = {key: document.get(key) for key in rules} == rules
-            if same and SEAL in document and not seal_is_broken(document):
-                self.baselines = document["baselines"]
-
-    def entry(self, name: str) -> dict[str, Any]:
-        """What is known of a baseline with today's grid; empty if nothing is."""
-        entry = self.baselines.get(name, {})
-        return entry if entry.get("grid") == _grid(name) else {}
-
-    def add(self, name: str, entry: dict[str, Any]) -> None:
-        """Keep one more baseline; at once, because the next one may take minutes."""
-        self.baselines[name] = entry
-        self.write(lambda _: None)
-
-    def write(self, say: Callable[[str], None]) -> None:
-        """Write the files, each whole or not at all."""
-        document = sealed(self.rules | {"baselines": self.baselines})
-        for path in self.paths:
-            try:
-                write_document(path, document)
-            except (OSError, DataError) as error:
-                say(f"{path} was not written, so the next evaluation tunes again: {error}")
+def _write_kept(
+    paths: Sequence[Path],
+    rules: dict[str, Any],
+    entries: dict[str, dict[str, Any]],
+    say: Callable[[str], None],
+) -> None:
+    document = sealed(rules | {"baselines": entries})
+    for path in paths:
+        try:
+            write_document(path, document)
+        except (OSError, DataError) as error:
+            say(f"{path} was not written, so the next evaluation tunes again: {error}")
 
 
 def _grid(name: str) -> dict[str, list[float] | list[str]]:
