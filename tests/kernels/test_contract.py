@@ -66,9 +66,21 @@ def lookups(sizes):
     return [tables, ids, stops_of(sizes) - torch.tensor(sizes, dtype=torch.int64)]
 
 
+def attending(sizes, *, queries=False):
+    """Two heads of width 3; a third of the weights dropped."""
+    seed = torch.tensor([12345, 2**32 - 7])
+    if not queries:
+        return [torch.randn(sum(sizes), 18), stops_of(sizes), 2, 1 / 3, seed]
+    items, asking = torch.randn(sum(sizes), 12), torch.randn(len(sizes), 6)
+    return [items, stops_of(sizes), 2, 1 / 3, seed, asking]
+
+
 NO_GRADIENT = {"gather_rows", "mean_rows", "scores_above"}
 CASES = {
+    "attention": attending,
+    "attention of queries": lambda sizes: attending(sizes, queries=True),
     "distinct_ids": lambda sizes: [torch.randint(0, 5000, (sum(sizes),)), 5000],
+    "dropout": lambda sizes: [torch.randn(sum(sizes), 6), 0.2, torch.tensor([7, 2**31])],
     "gru_states": gru,
     "history_mean": lambda sizes: [torch.randn(sum(sizes), 6), stops_of(sizes)],
     "gather_rows": lambda sizes: lookups(sizes)[:2],
@@ -233,6 +245,7 @@ def test_other_precisions_take_the_definition(name, dtype, mode):
 
 
 WRONG = {
+    "attention": lambda a: [a[0], a[1].int(), *a[2:]],
     "recency_mean": lambda a: [a[0], a[1].float(), a[2]],
     "distinct_ids": lambda a: [a[0].int(), *a[1:]],
     "gru_states": lambda a: [a[0], a[1].int(), *a[2:]],
@@ -249,7 +262,9 @@ def test_ids_of_another_type_are_refused(name, mode):
 
 
 @pytest.mark.parametrize("stops", [[3, 2, 8, 9], [-1, 3, 8, 9], [3, 3, 8, 10], [3, 3, 8, 8], [9]])
-@pytest.mark.parametrize("name", ["gru_states", "history_mean", "recency_mean", "routed_interests"])
+@pytest.mark.parametrize(
+    "name", ["attention", "gru_states", "history_mean", "recency_mean", "routed_interests"]
+)
 def test_stops_that_do_not_cut_the_items_are_refused(name, stops, mode):
     arguments = CASES[name]([3, 0, 5, 1])
     arguments[1] = torch.tensor(stops)
@@ -319,7 +334,8 @@ def test_softmax_in_blocks_of_rows(own, block_rows, mean, mode):
 
 
 @pytest.mark.parametrize(
-    "name", ["gru_states", "history_mean", "recency_mean", "routed_interests", "unit_vectors"]
+    "name",
+    ["attention", "gru_states", "history_mean", "recency_mean", "routed_interests", "unit_vectors"],
 )
 def test_second_derivatives_are_refused_rather_than_wrong(name):
     if not kernels.available():

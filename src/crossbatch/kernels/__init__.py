@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from crossbatch.kernels import (
+    attention,
     distinct_ids,
+    dropout,
     gru,
     history_means,
     known_columns,
@@ -33,7 +35,9 @@ class Operation(NamedTuple):
 
 
 OPS = {
+    "attention": Operation(attention.attention, attention.definition),
     "distinct_ids": Operation(distinct_ids.distinct_ids, distinct_ids.definition),
+    "dropout": Operation(dropout.dropout, dropout.definition),
     "gru_states": Operation(gru.gru_states, gru.definition),
     "history_mean": Operation(history_means.history_mean, history_means.mean_definition),
     "gather_rows": Operation(table_rows.gather_rows, table_rows.gather_definition),

@@ -92,7 +92,7 @@ class _States(torch.autograd.Function):
         packed = torch.empty(items.shape)
         pack(array(items), source, packed.numpy())
         input_kernel, *kernels, bias = (parameter.detach() for parameter in parameters)
-        active = multiply(packed, input_kernel).add_(bias)
+        active = multiply(packed, input_kernel, bias)
         final = items.new_zeros(len(stops), parameters[2].shape[0])
         before, reset = states(
             active.numpy(), steps, order, *(array(kernel) for kernel in kernels), final.numpy()

@@ -183,12 +183,13 @@ def _correct(row: Array, log_q: Array) -> Any:
     highest = np.int32(LOWEST)
     for c in range(row.shape[0]):
         row[c] -= log_q[c]
-        highest = max(highest, _ordered(float_as_bits(row[c])))
-    return bits_as_float(_ordered(highest))
+        highest = max(highest, ordered(float_as_bits(row[c])))
+    return bits_as_float(ordered(highest))
 
 
 @inlined
-def _ordered(bits: Any) -> Any:
+def ordered(bits: Any) -> Any:
+    """The bits of a float as an integer that is in the order of the floats; and back."""
     return bits ^ ((bits >> np.int32(31)) & np.int32(2**31 - 1))
 
 
