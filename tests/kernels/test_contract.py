@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from crossbatch import kernels
-from crossbatch.kernels import OPS, switched_off
+from crossbatch.kernels import OPS, parallel, switched_off
 from crossbatch.kernels.ragged import real_entries
 from crossbatch.kernels.softmax_blocks import Columns
+from crossbatch.training.threads import using
 
 SIZES = {"one history": [3], "several": [3, 0, 5, 1], "empty ones": [0, 0], "none": []}
 
@@ -190,15 +191,18 @@ def _seeded():
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=["compiled", "torch alone"])
-def mode(request):
-    if request.param == "compiled":
-        if not kernels.available():
-            pytest.skip("needs numba")
-        yield request.param
-    else:
+@pytest.fixture(params=["compiled", "in parts", "torch alone"])
+def mode(request, monkeypatch):
+    if request.param == "torch alone":
         with switched_off():
             yield request.param
+        return
+    if not kernels.available():
+        pytest.skip("needs numba")
+    if request.param == "in parts":
+        monkeypatch.setattr(parallel, "LEAST_NUMBERS", 1)
+    with using(3 if request.param == "in parts" else 1):
+        yield request.param
 
 
 def test_every_operation_has_a_case():
@@ -209,6 +213,17 @@ def test_every_operation_has_a_case():
 @pytest.mark.parametrize("name", CASES)
 def test_equals_its_definition(name, sizes, mode):
     check(name, CASES[name](sizes))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_threads_give_the_same_bits(name, mode):
+    def once():
+        torch.manual_seed(0)
+        run = OPS[operation_of(name)].run
+        result, gradients = evaluated(operation_of(name), run, CASES[name]([7, 0, 5, 1, 9]))
+        return [result, *gradients]
+
+    assert all(map(torch.equal, once(), once()))
 
 
 @pytest.mark.parametrize("layout", MAKE_STRIDED)

@@ -12,14 +12,13 @@ from crossbatch.kernels.attention_compiled import attend, gradients
 from crossbatch.kernels.compiler import (
     array,
     check_device,
-    check_ids,
     check_shapes,
     np,
     refuse_second_derivative,
     usable,
 )
 from crossbatch.kernels.dropout import BITS, kept_definition, threshold
-from crossbatch.kernels.parallel import equal_histories, run_parts
+from crossbatch.kernels.parallel import Part, equal_histories, run_parts
 from crossbatch.kernels.ragged import check_stops, lengths, pad
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def definition(
     """As `attention`, over padded histories."""
     sizes = lengths(stops)
     padded, mask = pad(items, stops)  # [B, L, 3d or 2d], [B, L]
-    B, L = mask.shape
+    L = mask.shape[1]
     asking = padded.shape[2] // 3 if queries is None else 0
     d = (padded.shape[2] - asking) // 2
     q = padded[..., :d] if queries is None else queries.unsqueeze(1)
@@ -60,7 +59,7 @@ def definition(
             first + (head * rows[:, None, None, None] + i) * sizes[:, None, None, None] + order
         )
         weights = weights * kept_definition(entries, rate, seed) / (1 - rate)
-    found = (weights @ values).transpose(1, 2).flatten(2)  # [B, Q, d]
+    found: Tensor = (weights @ values).transpose(1, 2).flatten(2)  # [B, Q, d]
     return found.squeeze(1) if queries is not None else found[mask]
 
 
@@ -130,10 +129,10 @@ class _Attention(torch.autograd.Function):
         noise = _noise(rate, seed)
         parts = equal_histories(stops, 3 * d)
 
-        def run(_: int, start: int, stop: int) -> None:
+        def run(part: Part) -> None:
             attend(
-                asking, packed, array(stops), start, stop, heads, longest, places, noise, weights,
-                found.numpy(),
+                asking, packed, array(stops), part.start, part.stop, heads, longest, places, noise,
+                weights, found.numpy(),
             )  # fmt: skip
 
         run_parts(run, parts)
@@ -148,8 +147,8 @@ class _Attention(torch.autograd.Function):
         g, of_items = array(grad), np.empty_like(packed)
         of_queries = of_items if ctx.own_queries else np.zeros_like(asking)
 
-        def run(_: int, start: int, stop: int) -> None:
-            gradients(g, asking, packed, *others, start, stop, of_queries, of_items)
+        def run(part: Part) -> None:
+            gradients(g, asking, packed, *others, part.start, part.stop, of_queries, of_items)
 
         run_parts(run, ctx.parts)
         of_given = None if ctx.own_queries else torch.from_numpy(of_queries)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from crossbatch.kernels.compiler import Array, array, check_shapes, compiled, inlined, np, usable
-from crossbatch.kernels.parallel import equal_parts, run_parts
+from crossbatch.kernels.parallel import Part, equal_parts, run_parts
 
 BITS = 32
 STEP, FIRST, SECOND = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35  # odd numbers without a pattern
@@ -86,8 +86,9 @@ def _dropped(x: Tensor, rate: float, seed: Tensor) -> Tensor:
     source, target = array(x).reshape(-1), found.view(-1).numpy()
     noise = np.uint32(min(threshold(rate), 2**BITS - 1)), *array(seed).astype(np.uint32)
 
-    def run(_: int, start: int, stop: int) -> None:
-        _drop(source[start:stop], target[start:stop], start, 1 / (1 - rate), *noise)
+    def run(part: Part) -> None:
+        some = slice(part.start, part.stop)
+        _drop(source[some], target[some], part.start, 1 / (1 - rate), *noise)
 
     run_parts(run, equal_parts(len(source), 2))
     return found

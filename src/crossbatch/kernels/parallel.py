@@ -15,7 +15,7 @@ import ctypes
 import os
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,51 +26,63 @@ if TYPE_CHECKING:
 
 LEAST_NUMBERS = 1 << 17  # read or written by a part: starting one takes as long as some thousands
 
-Part = tuple[int, int]  # rows from, up to
-
 _Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Part(NamedTuple):
+    """Rows `start` to `stop`, and their items `first` to `last`, where rows have items."""
+
+    number: int
+    start: int
+    stop: int
+    first: int
+    last: int
 
 
 def equal_parts(rows: int, numbers: int) -> list[Part]:
     """Cut rows, each of which is `numbers` to read and write, into a part for each thread."""
     n = _how_many(rows, numbers)
-    return [(rows * i // n, rows * (i + 1) // n) for i in range(n)]
+    cuts = [rows * i // n for i in range(n + 1)]
+    return [Part(i, *cuts[i : i + 2], *cuts[i : i + 2]) for i in range(n)]
 
 
 def equal_histories(stops: Tensor, numbers: int) -> list[Part]:
-    """Cut histories `[B]` that end at `stops` into parts of about as many items.
+    """Cut histories that end at `stops` `[B]` into parts of about as many items.
 
     Args:
-        stops: `[B]` int64.
+        stops: int64.
         numbers: To read and write for an item.
     """
     B = len(stops)
     P = int(stops[-1]) if B else 0
-    n = min(_how_many(P, numbers), max(B, 1))
+    n = _how_many(P, numbers)
+    if n == 1:
+        return [Part(0, 0, B, 0, P)]
     wanted = torch.tensor([P * i // n for i in range(1, n)], dtype=torch.int64)
-    ends = [*torch.searchsorted(stops, wanted).add_(1).clamp_(max=B).tolist(), B]
-    return list(zip([0, *ends[:-1]], ends, strict=True))
+    rows = [0, *torch.searchsorted(stops, wanted).add_(1).clamp_(max=B).tolist(), B]
+    items = [int(stops[row - 1]) if row else 0 for row in rows]
+    cuts = zip(rows, rows[1:], items, items[1:], strict=False)
+    return [Part(i, *cut) for i, cut in enumerate(cut for cut in cuts if cut[0] < cut[1])]
 
 
-def run_parts(run: Callable[[int, int, int], None], parts: Sequence[Part]) -> None:
-    """Call `run(number, start, stop)` for every part, each on a thread of its own.
+def run_parts(run: Callable[[Part], None], parts: Sequence[Part]) -> None:
+    """Call `run` for every part, each on a thread of its own.
 
     Parts must write to different memory. Without gradients: autograd does not follow.
     """
-    waiting = iter([(number, *part) for number, part in enumerate(parts)])
-    failures: list[BaseException] = []
+    if len(parts) == 1:
+        run(parts[0])
+        return
+    waiting, failures = iter(parts), list[BaseException]()
 
-    def work(_: object = None) -> None:
+    def work(_: object) -> None:
         try:
             with torch.no_grad():  # which is a matter of each thread
-                for number, start, stop in waiting:
-                    run(number, start, stop)
-        except BaseException as error:  # noqa: BLE001 (raised again below, by the thread that called)
-            failures.append(error)
+                for part in waiting:
+                    run(part)
+        except BaseException as error:
+            failures.append(error)  # to be raised by the thread that called
 
-    if len(parts) == 1:
-        run(0, *parts[0])
-        return
     _start_threads()(_Body(work), None, len(parts), 0)
     if failures:
         raise failures[0]
@@ -85,7 +97,7 @@ def _how_many(rows: int, numbers: int) -> int:
 
 @cache
 def _start_threads() -> Any:
-    """`GOMP_parallel(body, data, threads, flags)` of torch's OpenMP library; None if it has none."""
+    """`GOMP_parallel(body, data, threads, flags)` of torch's OpenMP library; None without it."""
     for library in sorted(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*")):
         try:  # a name is looked for in what the library depends on, too
             return ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW).GOMP_parallel

@@ -12,10 +12,12 @@ from crossbatch.kernels.compiler import (
     check_device,
     check_ids,
     check_shapes,
+    np,
     refuse_second_derivative,
     usable,
 )
-from crossbatch.kernels.ragged import pad
+from crossbatch.kernels.parallel import Part, equal_histories, run_parts
+from crossbatch.kernels.ragged import are_stops, pad
 from crossbatch.kernels.routing_compiled import gradients, interests, rows_with_gradient
 
 
@@ -151,8 +153,21 @@ class _Routed(torch.autograd.Function):
         *parameters: Tensor,
     ) -> Tensor:
         found = items.new_empty(len(stops), logits.shape[1], len(parameters[0]))
-        arrays = [array(tensor) for tensor in (items, stops, logits, *parameters)]
-        ctx.kept = interests(iterations, *arrays, found.numpy())
+        if not are_stops(array(stops), len(items)):
+            raise ValueError("stops must rise from 0 and end at the number of items")
+        rows, first_logits, given = array(items), array(logits), [array(x) for x in parameters]
+        # Every round reads each item for every interest.
+        ctx.parts = equal_histories(stops, iterations * logits.shape[1] * found.shape[2])
+        ctx.kept = [None] * len(ctx.parts)
+
+        def run(part: Part) -> None:
+            number, start, stop, first, last = part
+            ctx.kept[number] = interests(
+                iterations, rows[first:last], array(stops[start:stop] - first),
+                first_logits[first:last], *given, found[start:stop].numpy(),
+            )  # fmt: skip
+
+        run_parts(run, ctx.parts)
         ctx.save_for_backward(items, stops, found, *parameters)
         return found
 
@@ -161,11 +176,20 @@ class _Routed(torch.autograd.Function):
         refuse_second_derivative("routed_interests")
         items, stops, found, *parameters = ctx.saved_tensors
         weight, dense = array(parameters[0]), array(parameters[2])
-        rows = array(grad).reshape(-1, grad.shape[-1])
-        chosen = rows_with_gradient(rows)
-        written = [torch.zeros(tensor.shape) for tensor in (items, *parameters)]
-        gradients(
-            rows[chosen], chosen, array(items), array(stops), weight, dense, array(found),
-            *ctx.kept, *(tensor.numpy() for tensor in written),
-        )  # fmt: skip
-        return written[0], None, None, None, *written[1:]
+        g, read, of_items = array(grad), array(items), np.zeros(items.shape, dtype=np.float32)
+        written: list[Any] = [None] * len(ctx.parts)
+
+        def run(part: Part) -> None:
+            number, start, stop, first, last = part
+            rows = g[start:stop].reshape(-1, g.shape[2])
+            chosen = rows_with_gradient(rows)
+            sums = [np.zeros(tensor.shape, dtype=np.float32) for tensor in parameters]
+            gradients(
+                rows[chosen], chosen, read[first:last], array(stops[start:stop] - first), weight,
+                dense, array(found[start:stop]), *ctx.kept[number], of_items[first:last], *sums,
+            )  # fmt: skip
+            written[number] = sums
+
+        run_parts(run, ctx.parts)
+        totals = [sum(each[1:], start=each[0]) for each in zip(*written, strict=True)]
+        return torch.from_numpy(of_items), None, None, None, *map(torch.from_numpy, totals)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from crossbatch.kernels.compiler import Array, compiled, compiled_reordered, intrinsic, np
-from crossbatch.kernels.ragged import are_stops
 
 product, product_t = intrinsic("product"), intrinsic("product_t")
 t_product, exponential = intrinsic("t_product"), intrinsic("exponential")
@@ -40,8 +39,6 @@ def interests(
     `[B, K, d]`, K' being K rounded up to full groups.
     """
     P, K = logits.shape
-    if not are_stops(stops, P):
-        raise ValueError("stops must rise from 0 and end at the number of items")
     B, d = stops.shape[0], weight.shape[0]
     full = (K + GROUP - 1) // GROUP * GROUP
     mapped = np.empty((P, d), dtype=np.float32)

@@ -19,7 +19,7 @@ from crossbatch.kernels.compiler import (
     np,
     usable,
 )
-from crossbatch.kernels.parallel import equal_histories, run_parts
+from crossbatch.kernels.parallel import Part, equal_histories, run_parts
 from crossbatch.kernels.products import multiply, worth_it
 from crossbatch.kernels.ragged import lengths
 from crossbatch.kernels.softmax_compiled import blocks, softmax_rows
@@ -88,21 +88,17 @@ class Rows:
     stops: Tensor
     scale: Tensor
 
-    def part(self, start: int, stop: int) -> Rows:
+    def part(self, part: Part) -> Rows:
         """Some of the rows."""
-        own, queries = self.own, self.queries(start, stop)
+        own, queries = self.own, slice(part.first, part.last)
         return Rows(
             self.u[queries],
             None if own is None else own[queries],
             self.parts,
             self.log_weights[queries],
-            self.stops[start:stop] - queries.start,
-            self.scale[start:stop],
+            self.stops[part.start : part.stop] - part.first,
+            self.scale[part.start : part.stop],
         )
-
-    def queries(self, start: int, stop: int) -> slice:
-        """Those of some of the rows."""
-        return slice(*(int(self.stops[row - 1]) if row else 0 for row in (start, stop)))
 
 
 class Gradients:
@@ -129,12 +125,12 @@ class Gradients:
         sizes = [part.shape[0] if wanted else 0 for part in rows.parts]
         self.columns = [u.new_empty(n * keep, d) for n, keep in zip(sizes, live, strict=True)]
 
-    def part(self, queries: slice, *, shared: bool) -> Gradients:
-        """The room for some of the queries; for the columns too if shared, else new room."""
-        found = copy(self)
+    def part(self, part: Part) -> Gradients:
+        """The room for some of the rows; all but the first part have their own for the columns."""
+        found, queries = copy(self), slice(part.first, part.last)
         found.users, found.log_weights = self.users[queries], self.log_weights[queries]
         found.own = None if self.own is None else self.own[queries]
-        if not shared:
+        if part.number:
             found.columns = [torch.empty_like(each) for each in self.columns]
         return found
 
@@ -157,18 +153,15 @@ def softmax_blocks(
         _multiplied_blocks(columns, rows, gradients, size, width, losses, _plain_rows)
         return losses
     parts = equal_histories(rows.stops, width)
-    rooms = [gradients] * len(parts)
-    if len(parts) > 1:
-        rooms = [
-            gradients.part(rows.queries(*part), shared=number == 0)
-            for number, part in enumerate(parts)
-        ]
+    if len(parts) == 1:
+        _compiled_blocks(columns, rows, gradients, size, width, losses)
+        return losses
+    rooms = [gradients.part(part) for part in parts]
 
-    def run(number: int, start: int, stop: int) -> None:
-        some = rows if len(parts) == 1 else rows.part(start, stop)
-        _compiled_blocks(
-            columns.rows(start, stop), some, rooms[number], size, width, losses[start:stop]
-        )
+    def run(part: Part) -> None:
+        of_rows, room = slice(part.start, part.stop), rooms[part.number]
+        known = columns.rows(part.start, part.stop)
+        _compiled_blocks(known, rows.part(part), room, size, width, losses[of_rows])
 
     run_parts(run, parts)
     for room in rooms[1:]:

@@ -88,8 +88,8 @@ class Block(nn.Module):
 def _side_by_side(x: Tensor, layers: Iterable[nn.Module]) -> Tensor:
     """Outputs `[P, Σ d]` of linear layers of the same input, in one product."""
     given = [cast("Dense", layer) for layer in layers]
-    weights, biases = [layer.weight for layer in given], [layer.bias for layer in given]
-    return linear(x, torch.cat(weights), torch.cat(biases))
+    weights: list[Tensor] = [layer.weight for layer in given]
+    return linear(x, torch.cat(weights), torch.cat([layer.bias.view(-1) for layer in given]))
 
 
 class SASRec(nn.Module):
@@ -137,7 +137,7 @@ class SASRec(nn.Module):
             return self._padded(*history.padded())
         items, stops = history
         from_end = ages(stops, len(items)).clamp(max=self.max_length - 1)  # [P]
-        states = self.dropout(self._described(items, from_end))
+        states: Tensor = self.dropout(self._described(items, from_end))
         for block in self.blocks[:-1]:
             states = block(states, stops)
         # Only the last item is read, so the last block works for it alone.
@@ -147,7 +147,7 @@ class SASRec(nn.Module):
             if len(states)
             else states.new_zeros(len(stops), self.dim)
         )
-        users = self.norm(self.blocks[-1](states, stops, last))
+        users: Tensor = self.norm(self.blocks[-1](states, stops, last))
         return users.masked_fill(empty, 0.0).unsqueeze(1)
 
     def _padded(self, vectors: Tensor, mask: Tensor) -> Tensor:
@@ -156,11 +156,12 @@ class SASRec(nn.Module):
         order = torch.arange(vectors.shape[1], device=vectors.device)
         from_end = (last - order).clamp(0, self.max_length - 1)  # [B, L]
         states = self._described(vectors, from_end)
-        for block in self.blocks[:-1]:
+        *earlier, final = (cast("Block", block) for block in self.blocks)
+        for block in earlier:
             states = block.padded(states, states, visible=order <= order.unsqueeze(1))
         index = last.clamp_min(0)
         readers = states.gather(1, index.unsqueeze(2).expand(-1, -1, self.dim))  # [B, 1, d]
-        readers = self.blocks[-1].padded(states, readers, visible=(order <= index)[:, None, None])
+        readers = final.padded(states, readers, visible=(order <= index)[:, None, None])
         users: Tensor = self.norm(readers)
         return users.masked_fill((last < 0).unsqueeze(2), 0.0)
 
