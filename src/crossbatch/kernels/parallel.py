@@ -59,7 +59,7 @@ def equal_histories(stops: Tensor, numbers: int) -> list[Part]:
     if n == 1:
         return [Part(0, 0, B, 0, P)]
     wanted = torch.tensor([P * i // n for i in range(1, n)], dtype=torch.int64)
-    rows = [0, *torch.searchsorted(stops, wanted).add_(1).clamp_(max=B).tolist(), B]
+    rows = [0, *torch.searchsorted(stops.contiguous(), wanted).add_(1).clamp_(max=B).tolist(), B]
     items = [int(stops[row - 1]) if row else 0 for row in rows]
     cuts = zip(rows, rows[1:], items, items[1:], strict=False)
     return [Part(i, *cut) for i, cut in enumerate(cut for cut in cuts if cut[0] < cut[1])]
