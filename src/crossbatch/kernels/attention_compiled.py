@@ -10,10 +10,10 @@ from typing import Any
 
 from crossbatch.kernels.compiler import Array, compiled, compiled_reordered, intrinsic, np
 from crossbatch.kernels.dropout import BITS, kept
-from crossbatch.kernels.softmax_compiled import LOWEST, ordered
+from crossbatch.kernels.softmax_compiled import LOWEST, exponentials, ordered
 
 product, product_t = intrinsic("product"), intrinsic("product_t")
-t_product, exponential = intrinsic("t_product"), intrinsic("exponential")
+t_product = intrinsic("t_product")
 bits_as_float, float_as_bits = intrinsic("bits_as_float"), intrinsic("float_as_bits")
 
 
@@ -87,9 +87,7 @@ def _softmax(scores: Array, scale: Any) -> None:
             row[j] = scale * (row[j] - peak)
         for j in range(seen, n):
             row[j] = -np.inf
-    flat = scores.reshape(q * n)  # short loops would hardly be vectorised
-    for x in range(flat.shape[0]):
-        flat[x] = exponential(flat[x])
+    exponentials(scores.reshape(q * n), np.float32(0))  # short loops would hardly be vectorised
     for i in range(q):
         row, total = scores[i], np.float32(0)
         for j in range(n):

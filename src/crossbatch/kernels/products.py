@@ -62,7 +62,7 @@ def has_faster_library() -> bool:
         return False
     eye = torch.eye(MULTIPLE)
     try:
-        return torch.equal(_onednn(eye, eye, None), eye)
+        return torch.equal(_onednn(eye, eye), eye)
     except (AttributeError, RuntimeError):  # torch was built without it, or calls it by other names
         return False
 
@@ -89,7 +89,7 @@ def _onednn_rows(a: Tensor, b: Tensor, bias: Tensor | None, rows: int) -> Tensor
     return torch.cat([_onednn(a[:rows], b, bias), _torch(a[rows:], b, bias)])
 
 
-def _onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def _onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     # A linear layer as torch's own compiler calls it: a [m, k], its weight [n, k].
     found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
     return found

@@ -131,7 +131,7 @@ def softmax_rows(
         own_logit = own_peak + np.log(own_total)
         total = np.exp(own_logit - peak)
         for p in range(start, stops[r]):
-            total += _exponentials(block[p, :N], peak - log_weights[p])
+            total += exponentials(block[p, :N], peak - log_weights[p])
         losses[r] = np.log(total) + (peak - own_logit)
         share, pull = scale[r] / total, scale[r] * np.expm1(-losses[r])
         for p in range(start, stops[r]):
@@ -194,7 +194,7 @@ def ordered(bits: Any) -> Any:
 
 
 @compiled_reordered
-def _exponentials(row: Array, peak: Any) -> Any:
+def exponentials(row: Array, peak: Any) -> Any:
     """e^(row − peak) in place; return the sum."""
     total = np.float32(0)
     for c in range(row.shape[0]):
