@@ -39,9 +39,14 @@ def generated(folder: Path, size: dict[str, int]) -> Dataset:
 
 
 def tower_options(model: str, shape: Shape) -> dict[str, Any]:
-    """Options of a user tower at a shape; YouTube DNN has an MLP behind its mean."""
+    """Options of a user tower at a shape; YouTube DNN has an MLP behind its mean.
+
+    `"recency"` is YouTube DNN with a learned weight of each age.
+    """
     options: dict[str, dict[str, Any]] = {
         "youtube_dnn": {"hidden": [HIDDEN]},
+        "recency": {"hidden": [HIDDEN], "pooling": "recency"},
+        "sasrec": {"blocks": shape.blocks, "max_length": shape.L},
         "gru4rec": {},
         "mind": {"interests": shape.K, "iterations": shape.iterations},
     }

@@ -72,9 +72,9 @@ def t_product(a: Array, b: Array, out: Array, keep: float) -> None:
 @njit(cache=True, nogil=True)
 def _multiply(
     left: tuple[int, int],
-    form: int,
+    form: Any,
     right: tuple[int, int],
-    other: int,
+    other: Any,
     m: int,
     n: int,
     k: int,
