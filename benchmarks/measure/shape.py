@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from crossbatch.training.step import Trainer
 
 MODELS = ("youtube_dnn", "gru4rec", "mind")
+TOWER_OF = {"recency": "youtube_dnn"}  # rows that are a tower with other options
 SAMPLERS = ("uniform", "in_batch", "mixed", "cross_batch")
 FULL = {"users": 459_133, "items": 313_966, "interactions": 8_898_041}  # Amazon-Books
 TINY = {"users": 2_000, "items": 4_000, "interactions": 40_000}
@@ -71,7 +72,7 @@ def recipe(model: str, sampler: str, shape: Shape, *, adam: str = "lazy") -> Rec
     return Recipe.from_dict(
         {
             "model": {
-                "name": model,
+                "name": TOWER_OF.get(model, model),
                 "dim": shape.d,
                 "history": "content",
                 "item_features": ["category"],
