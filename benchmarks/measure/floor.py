@@ -9,6 +9,8 @@ forward and backward, over real history positions only (padding is free):
     mean of the history  2 · 2Pw               each of P positions in, its gradient out
     GRU                  3 · 2(Pw + (P − B)d)·3d   inputs and states, of which each first is zero
     MIND                 see `_mind`
+    SASRec               see `_sasrec`
+    recency pooling      3 · 2Pw               mean; gradients of the positions and their weights
     softmax              2BNd + 2BNd + 2BGd    logits; user gradient; gradient of the G live columns
 
 Items are described by w = 2d numbers, id and category, in both towers.
@@ -41,6 +43,7 @@ class Shape:
         num_uniform: Uniform columns of the mixed sampler.
         M: Rows of the bank.
         L: Longest history.
+        blocks: Attention layers of SASRec.
     """
 
     B: int = 128
@@ -51,6 +54,7 @@ class Shape:
     num_uniform: int = 1152
     M: int = 2432
     L: int = 20
+    blocks: int = 2
 
     @property
     def w(self) -> int:
@@ -153,6 +157,11 @@ def _youtube_dnn(shape: Shape, P: float) -> tuple[float, float]:
     return pooling + mlp, 0
 
 
+def _recency(shape: Shape, P: float) -> tuple[float, float]:
+    flop, _ = _youtube_dnn(shape, P)
+    return flop + 2 * P * shape.w, P
+
+
 def _gru4rec(shape: Shape, P: float) -> tuple[float, float]:
     d = shape.d
     return 3 * 2 * (P * shape.w + (P - shape.B) * d) * 3 * d, 3 * P * d
@@ -174,8 +183,25 @@ def _mind(shape: Shape, P: float) -> tuple[float, float]:
     return forward + backward, rounds * K * P
 
 
+def _sasrec(shape: Shape, P: float) -> tuple[float, float]:
+    """Every block but the last works on all positions, the last one for B readers.
+
+    Forward of a position: the map from w to d, then in each block query, key, value, the layer
+    behind attention and two layers of the network; in the last block key and value alone, the
+    others for the readers. Attention: two products of a query with each item that it sees; a
+    history of n items has n(n + 1)/2 such pairs, of all histories together at least as many as if
+    all were equally long. Backward: twice as many products each.
+    """
+    B, d, earlier = shape.B, shape.d, shape.blocks - 1
+    pairs = earlier * P * (P / B + 1) / 2 + P
+    dense = P * shape.w * d + (6 * earlier + 2) * P * d * d + 4 * B * d * d
+    return 3 * 2 * (dense + 2 * pairs * d), pairs
+
+
 USER_TOWERS: dict[str, Callable[[Shape, float], tuple[float, float]]] = {
     "youtube_dnn": _youtube_dnn,
     "gru4rec": _gru4rec,
     "mind": _mind,
+    "sasrec": _sasrec,
+    "recency": _recency,
 }

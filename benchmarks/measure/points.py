@@ -13,7 +13,7 @@ from crossbatch.negatives import SAMPLERS, Candidates, Corpus, CrossBatchSampler
 from crossbatch.training.optimizers import Adam
 from crossbatch.training.step import Trainer
 from measure.floor import HIDDEN, Shape
-from measure.shape import sampler_options, tower_options
+from measure.shape import TOWER_OF, sampler_options, tower_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ class Point:
         shape = self.shape
         categories = torch.randint(CATEGORIES, (self.num_items + 1,))
         towers = build_model(
-            self.model,
+            TOWER_OF.get(self.model, self.model),
             self.num_items,
             shape.d,
             history="content",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from crossbatch.training.step import Trainer
 
 MODELS = ("youtube_dnn", "gru4rec", "mind")
+TOWER_OF = {"recency": "youtube_dnn"}  # rows that are a tower with other options
 SAMPLERS = ("uniform", "in_batch", "mixed", "cross_batch")
 FULL = {"users": 459_133, "items": 313_966, "interactions": 8_898_041}  # Amazon-Books
 TINY = {"users": 2_000, "items": 4_000, "interactions": 40_000}
@@ -39,9 +40,14 @@ def generated(folder: Path, size: dict[str, int]) -> Dataset:
 
 
 def tower_options(model: str, shape: Shape) -> dict[str, Any]:
-    """Options of a user tower at a shape; YouTube DNN has an MLP behind its mean."""
+    """Options of a user tower at a shape; YouTube DNN has an MLP behind its mean.
+
+    `"recency"` is YouTube DNN with a learned weight of each age.
+    """
     options: dict[str, dict[str, Any]] = {
         "youtube_dnn": {"hidden": [HIDDEN]},
+        "recency": {"hidden": [HIDDEN], "pooling": "recency"},
+        "sasrec": {"blocks": shape.blocks, "max_length": shape.L},
         "gru4rec": {},
         "mind": {"interests": shape.K, "iterations": shape.iterations},
     }
@@ -66,7 +72,7 @@ def recipe(model: str, sampler: str, shape: Shape, *, adam: str = "lazy") -> Rec
     return Recipe.from_dict(
         {
             "model": {
-                "name": model,
+                "name": TOWER_OF.get(model, model),
                 "dim": shape.d,
                 "history": "content",
                 "item_features": ["category"],

@@ -5,7 +5,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from measure.floor import Shape, Speed, Work, columns, work
+from crossbatch.kernels import switched_off
+from crossbatch.models import SASRec
+from crossbatch.models.history import History
+from measure.floor import USER_TOWERS, Shape, Speed, Work, columns, work
 from peers.samples import BATCH_SIZE, DIM, Samples
 from peers.two_tower import TwoTower
 
@@ -66,6 +69,38 @@ def test_mind_grows_with_interests_and_rounds():
     assert flop(K=2) < flop(K=4) < flop(K=8)
     # One more round: a sum and an agreement for each interest and position; the map is made once.
     assert flop(iterations=4) - flop(iterations=3) == 2 * 2 * 4 * POSITIONS * 64
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_dense_products_of_sasrec_are_those_of_its_layers(blocks):
+    """What autograd makes of the tower's linear layers; attention by hand, of every visible pair.
+
+    Its first layer has inputs that need a gradient, as the rows of a table do.
+    """
+    B, n, d, w = 3, 4, 6, 12
+    tower = SASRec(d, input_dim=w, blocks=blocks, dropout=0.0)
+    items = torch.randn(B * n, w, requires_grad=True)
+    history = History(lambda: items, torch.arange(1, B + 1) * n)
+    with switched_off(), FlopCounterMode(display=False) as counter:
+        tower(history).sum().backward()
+    squares = (blocks - 1) * n * n + n  # torch multiplies with what is not visible, too
+    pairs = (blocks - 1) * n * (n + 1) / 2 + n
+    attention = 3 * 2 * 2 * d * B
+    shape = Shape(B=B, d=d, blocks=blocks)
+    flop = work("sasrec", "in_batch", shape, B * n, rows=1).flop["user tower"]
+    assert flop - attention * pairs == counter.get_total_flops() - attention * squares
+
+
+def test_sasrec_counts_at_least_the_pairs_of_equal_histories():
+    flop, exponentials = USER_TOWERS["sasrec"](Shape(B=2, d=1, blocks=2), 10)
+    assert exponentials == 2 * 15 + 10
+    assert flop == 3 * 2 * (10 * 2 + 8 * 10 + 4 * 2 + 2 * 40)
+
+
+def test_recency_pooling_adds_the_gradient_of_its_weights():
+    flop, exponentials = USER_TOWERS["recency"](SHAPE, POSITIONS)
+    assert flop - USER_TOWERS["youtube_dnn"](SHAPE, POSITIONS)[0] == 2 * POSITIONS * SHAPE.w
+    assert exponentials == POSITIONS
 
 
 def test_exponentials_are_logits_gates_and_routing_weights():

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from crossbatch import kernels
-from crossbatch.kernels import OPS, switched_off
+from crossbatch.kernels import OPS, parallel, switched_off
 from crossbatch.kernels.ragged import real_entries
 from crossbatch.kernels.softmax_blocks import Columns
+from crossbatch.training.threads import using
 
 SIZES = {"one history": [3], "several": [3, 0, 5, 1], "empty ones": [0, 0], "none": []}
 
@@ -72,11 +73,23 @@ def coarse(sizes, weights):
     return [tile, 1e-3 * torch.rand(sum(sizes)), torch.rand(2, 20), weights]
 
 
+def attending(sizes, *, queries=False):
+    """Two heads of width 3; a third of the weights dropped."""
+    seed = torch.tensor([12345, 2**32 - 7])
+    if not queries:
+        return [torch.randn(sum(sizes), 18), stops_of(sizes), 2, 1 / 3, seed]
+    items, asking = torch.randn(sum(sizes), 12), torch.randn(len(sizes), 6)
+    return [items, stops_of(sizes), 2, 1 / 3, seed, asking]
+
+
 NO_GRADIENT = {"coarse_scores", "gather_rows", "mean_rows", "scores_above"}
 CASES = {
     "coarse_scores": lambda sizes: coarse(sizes, weights=torch.rand(2, 20)),
     "coarse_scores of the largest": lambda sizes: coarse(sizes, weights=torch.rand(0, 20)),
+    "attention": attending,
+    "attention of queries": lambda sizes: attending(sizes, queries=True),
     "distinct_ids": lambda sizes: [torch.randint(0, 5000, (sum(sizes),)), 5000],
+    "dropout": lambda sizes: [torch.randn(sum(sizes), 6), 0.2, torch.tensor([7, 2**31])],
     "gru_states": gru,
     "history_mean": lambda sizes: [torch.randn(sum(sizes), 6), stops_of(sizes)],
     "gather_rows": lambda sizes: lookups(sizes)[:2],
@@ -186,15 +199,18 @@ def _seeded():
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=["compiled", "torch alone"])
-def mode(request):
-    if request.param == "compiled":
-        if not kernels.available():
-            pytest.skip("needs numba")
-        yield request.param
-    else:
+@pytest.fixture(params=["compiled", "in parts", "torch alone"])
+def mode(request, monkeypatch):
+    if request.param == "torch alone":
         with switched_off():
             yield request.param
+        return
+    if not kernels.available():
+        pytest.skip("needs numba")
+    if request.param == "in parts":
+        monkeypatch.setattr(parallel, "LEAST_NUMBERS", 1)
+    with using(3 if request.param == "in parts" else 1):
+        yield request.param
 
 
 def test_every_operation_has_a_case():
@@ -205,6 +221,17 @@ def test_every_operation_has_a_case():
 @pytest.mark.parametrize("name", CASES)
 def test_equals_its_definition(name, sizes, mode):
     check(name, CASES[name](sizes))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_threads_give_the_same_bits(name, mode):
+    def once():
+        torch.manual_seed(0)
+        run = OPS[operation_of(name)].run
+        result, gradients = evaluated(operation_of(name), run, CASES[name]([7, 0, 5, 1, 9]))
+        return [result, *gradients]
+
+    assert all(map(torch.equal, once(), once()))
 
 
 @pytest.mark.parametrize("layout", MAKE_STRIDED)
@@ -241,6 +268,7 @@ def test_other_precisions_take_the_definition(name, dtype, mode):
 
 
 WRONG = {
+    "attention": lambda a: [a[0], a[1].int(), *a[2:]],
     "recency_mean": lambda a: [a[0], a[1].float(), a[2]],
     "distinct_ids": lambda a: [a[0].int(), *a[1:]],
     "gru_states": lambda a: [a[0], a[1].int(), *a[2:]],
@@ -257,7 +285,9 @@ def test_ids_of_another_type_are_refused(name, mode):
 
 
 @pytest.mark.parametrize("stops", [[3, 2, 8, 9], [-1, 3, 8, 9], [3, 3, 8, 10], [3, 3, 8, 8], [9]])
-@pytest.mark.parametrize("name", ["gru_states", "history_mean", "recency_mean", "routed_interests"])
+@pytest.mark.parametrize(
+    "name", ["attention", "gru_states", "history_mean", "recency_mean", "routed_interests"]
+)
 def test_stops_that_do_not_cut_the_items_are_refused(name, stops, mode):
     arguments = CASES[name]([3, 0, 5, 1])
     arguments[1] = torch.tensor(stops)
@@ -327,7 +357,8 @@ def test_softmax_in_blocks_of_rows(own, block_rows, mean, mode):
 
 
 @pytest.mark.parametrize(
-    "name", ["gru_states", "history_mean", "recency_mean", "routed_interests", "unit_vectors"]
+    "name",
+    ["attention", "gru_states", "history_mean", "recency_mean", "routed_interests", "unit_vectors"],
 )
 def test_second_derivatives_are_refused_rather_than_wrong(name):
     if not kernels.available():

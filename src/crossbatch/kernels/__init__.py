@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from crossbatch.kernels import (
+    attention,
     coarse_scores,
     distinct_ids,
+    dropout,
     gru,
     history_means,
     known_columns,
@@ -34,8 +36,10 @@ class Operation(NamedTuple):
 
 
 OPS = {
+    "attention": Operation(attention.attention, attention.definition),
     "coarse_scores": Operation(coarse_scores.coarse_scores, coarse_scores.definition),
     "distinct_ids": Operation(distinct_ids.distinct_ids, distinct_ids.definition),
+    "dropout": Operation(dropout.dropout, dropout.definition),
     "gru_states": Operation(gru.gru_states, gru.definition),
     "history_mean": Operation(history_means.history_mean, history_means.mean_definition),
     "gather_rows": Operation(table_rows.gather_rows, table_rows.gather_definition),

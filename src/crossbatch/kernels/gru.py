@@ -9,7 +9,7 @@ The reset gate acts before the recurrent product, as in TF1's GRUCell:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,13 +19,16 @@ from crossbatch.kernels.compiler import (
     check_device,
     check_ids,
     check_shapes,
-    np,
     refuse_second_derivative,
     usable,
 )
 from crossbatch.kernels.gru_compiled import gradients, pack, states, step_order, unpack
+from crossbatch.kernels.parallel import Part, equal_histories, run_parts
 from crossbatch.kernels.products import multiply
-from crossbatch.kernels.ragged import pad
+from crossbatch.kernels.ragged import are_stops, pad
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def padded_states(
@@ -85,44 +88,81 @@ def _check(
     )
 
 
+class _Run:
+    """The states of some histories, and what their gradients need besides.
+
+    Args:
+        items: `[P, w]` of these histories.
+        stops: `[B]` where each ends.
+        parameters: As in `gru_states`.
+        final: `[B, h]` zeros, to which the states are written.
+    """
+
+    def __init__(
+        self, items: Tensor, stops: Tensor, parameters: Sequence[Tensor], final: Tensor
+    ) -> None:
+        steps, order, source = step_order(array(stops), len(items))
+        self.packed = torch.empty(items.shape)
+        pack(array(items), source, self.packed.numpy())
+        input_kernel, *kernels, bias = parameters
+        self.active = multiply(self.packed, input_kernel, bias)
+        arrays = [array(kernel) for kernel in kernels]
+        before, reset = states(self.active.numpy(), steps, order, *arrays, final.numpy())
+        self.before, self.reset = torch.from_numpy(before), torch.from_numpy(reset)
+        self.steps, self.order, self.source = steps, order, source
+
+    def gradients(
+        self, grad: Tensor, parameters: Sequence[Tensor], of_items: Tensor
+    ) -> list[Tensor]:
+        """Those of the parameters; that of the items is written."""
+        input_kernel, *kernels = parameters
+        active = self.active.clone()  # a second backward pass reads the activations again
+        gradients(
+            array(grad), self.steps, self.order, *(array(kernel) for kernel in kernels),
+            active.numpy(), self.before.numpy(),
+        )  # fmt: skip
+        h = self.before.shape[1]
+        first = int(self.steps[0]) if len(self.steps) else 0  # items that have no state before them
+        later = active[first:]
+        unpack(multiply(active, input_kernel.t()).numpy(), self.source, of_items.numpy())
+        return [
+            multiply(self.packed.t(), active),
+            multiply(self.before[first:].t(), later[:, : 2 * h]),
+            multiply(self.reset[first:].t(), later[:, 2 * h :]),
+            active.sum(dim=0),
+        ]
+
+
 class _States(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, items: Tensor, stops: Tensor, *parameters: Tensor) -> Tensor:
-        steps, order, source = step_order(array(stops), len(items))
-        packed = torch.empty(items.shape)
-        pack(array(items), source, packed.numpy())
-        input_kernel, *kernels, bias = (parameter.detach() for parameter in parameters)
-        active = multiply(packed, input_kernel).add_(bias)
+        if not are_stops(array(stops), len(items)):
+            raise ValueError("stops must rise from 0 and end at the number of items")
         final = items.new_zeros(len(stops), parameters[2].shape[0])
-        before, reset = states(
-            active.numpy(), steps, order, *(array(kernel) for kernel in kernels), final.numpy()
-        )
-        ctx.kept = active, torch.from_numpy(before), torch.from_numpy(reset)
-        ctx.packed = packed, steps, order, source
+        parts = equal_histories(stops, 3 * final.shape[1])
+        kept: list[Any] = [None] * len(parts)
+        rows, given = items.detach(), [parameter.detach() for parameter in parameters]
+
+        def run(part: Part) -> None:
+            _, start, stop, first, last = part
+            ends = stops[start:stop] - first
+            kept[part.number] = _Run(rows[first:last], ends, given, final[start:stop])
+
+        run_parts(run, parts)
+        ctx.parts, ctx.kept, ctx.shape = parts, kept, items.shape
         ctx.save_for_backward(*parameters[:3])
         return final
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative("gru_states")
-        packed, steps, order, source = ctx.packed
-        input_kernel, *kernels = ctx.saved_tensors
-        active, before, reset = ctx.kept
-        of_active = active.clone()  # a second backward pass reads the activations again
-        gradients(
-            array(grad), steps, order, *(array(kernel) for kernel in kernels), of_active.numpy(),
-            before.numpy(),
-        )  # fmt: skip
-        h = before.shape[1]
-        first = int(steps[0]) if len(steps) else 0  # items that have no state before them
-        later = of_active[first:]
-        of_items = np.empty(packed.shape, dtype=np.float32)
-        unpack(multiply(of_active, input_kernel.t()).numpy(), source, of_items)
-        return (
-            torch.from_numpy(of_items),
-            None,
-            multiply(packed.t(), of_active),
-            multiply(before[first:].t(), later[:, : 2 * h]),
-            multiply(reset[first:].t(), later[:, 2 * h :]),
-            of_active.sum(dim=0),
-        )
+        kernels = [kernel.detach() for kernel in ctx.saved_tensors]
+        of_items = torch.empty(ctx.shape)
+        found: list[Any] = [None] * len(ctx.parts)
+
+        def run(part: Part) -> None:
+            some, place = grad[part.start : part.stop], of_items[part.first : part.last]
+            found[part.number] = ctx.kept[part.number].gradients(some, kernels, place)
+
+        run_parts(run, ctx.parts)
+        return of_items, None, *[sum(each[1:], start=each[0]) for each in zip(*found, strict=True)]

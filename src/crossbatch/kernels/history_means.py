@@ -21,6 +21,7 @@ from crossbatch.kernels.compiler import (
     refuse_second_derivative,
     usable,
 )
+from crossbatch.kernels.parallel import Part, equal_histories, run_parts
 from crossbatch.kernels.ragged import are_stops, check_stops, lengths
 
 
@@ -84,24 +85,48 @@ class _RecencyMean(torch.autograd.Function):
         mean = torch.empty(len(stops), items.shape[1])
         ctx.items, ctx.stops, ctx.ages = array(items), array(stops), len(log_weights)
         ctx.weights = np.empty(len(items), dtype=np.float32)  # [P]
-        _mean(ctx.items, ctx.stops, array(log_weights), ctx.weights, mean.numpy())
+        if not are_stops(ctx.stops, len(ctx.items)):
+            raise ValueError("stops must rise from 0 and end at the number of items")
+        ctx.parts, given = equal_histories(stops, items.shape[1]), array(log_weights)
+
+        def run(part: Part) -> None:
+            _mean(ctx.items, ctx.stops, part.start, part.stop, given, ctx.weights, mean.numpy())
+
+        run_parts(run, ctx.parts)
         return mean
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
         refuse_second_derivative("recency_mean")
-        found, log_weights = np.empty_like(ctx.items), np.zeros(ctx.ages, dtype=np.float32)
-        _mean_gradient(array(grad), ctx.items, ctx.stops, ctx.weights, found, log_weights)
-        return torch.from_numpy(found), None, torch.from_numpy(log_weights)
+        g, found = array(grad), np.empty_like(ctx.items)
+        log_weights = np.zeros((len(ctx.parts), ctx.ages), dtype=np.float32)
+
+        def run(part: Part) -> None:
+            _mean_gradient(
+                g, ctx.items, ctx.stops, part.start, part.stop, ctx.weights, found,
+                log_weights[part.number],
+            )  # fmt: skip
+
+        run_parts(run, ctx.parts)
+        return torch.from_numpy(found), None, torch.from_numpy(log_weights).sum(dim=0)
 
 
 @compiled_reordered
-def _mean(items: Array, stops: Array, log_weights: Array, weights: Array, mean: Array) -> None:
-    """Write the weights `[P]` of items `[P, w]` in their histories, and the means `[B, w]`."""
-    if not are_stops(stops, items.shape[0]):
-        raise ValueError("stops must rise from 0 and end at the number of items")
-    oldest, start = log_weights.shape[0] - 1, 0
-    for b in range(stops.shape[0]):
+def _mean(
+    items: Array,
+    stops: Array,
+    first: int,
+    last: int,
+    log_weights: Array,
+    weights: Array,
+    mean: Array,
+) -> None:
+    """Write the weights `[P]` of items `[P, w]` in their histories, and the means `[B, w]`.
+
+    Those of the histories `first` to `last`.
+    """
+    oldest, start = log_weights.shape[0] - 1, stops[first - 1] if first > 0 else 0
+    for b in range(first, last):
         total, stop = mean[b], stops[b]
         for k in range(total.shape[0]):
             total[k] = 0
@@ -122,12 +147,22 @@ def _mean(items: Array, stops: Array, log_weights: Array, weights: Array, mean: 
 
 @compiled_reordered
 def _mean_gradient(
-    grad: Array, items: Array, stops: Array, weights: Array, found: Array, log_weights: Array
+    grad: Array,
+    items: Array,
+    stops: Array,
+    first: int,
+    last: int,
+    weights: Array,
+    found: Array,
+    log_weights: Array,
 ) -> None:
-    """Write the gradients of the items `[P, w]`, and add those of the log-weights `[A]`."""
-    oldest, start = log_weights.shape[0] - 1, 0
+    """Write the gradients of the items `[P, w]`, and add those of the log-weights `[A]`.
+
+    Those of the histories `first` to `last`.
+    """
+    oldest, start = log_weights.shape[0] - 1, stops[first - 1] if first > 0 else 0
     along = np.empty(items.shape[0], dtype=np.float32)
-    for b in range(stops.shape[0]):
+    for b in range(first, last):
         g, stop, mean = grad[b], stops[b], np.float32(0)
         for p in range(start, stop):
             row, place, weight, dot = items[p], found[p], weights[p], np.float32(0)

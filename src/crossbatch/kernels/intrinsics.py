@@ -25,7 +25,8 @@ Array = Any
 
 ROUTINE = "sgemm_"  # BLAS as Fortran calls it: every argument by reference, columns contiguous
 FLOAT = 4  # bytes
-NORMAL, TRANSPOSED = ord("N"), ord("T")
+# Integers of Python would be constants to numba, which would compile `_multiply` for each pair.
+NORMAL, TRANSPOSED = np.int64(ord("N")), np.int64(ord("T"))
 _sgemm: Any = types.ExternalFunction(ROUTINE, types.void(*[types.uintp] * 13))
 
 
@@ -71,9 +72,9 @@ def t_product(a: Array, b: Array, out: Array, keep: float) -> None:
 @njit(cache=True, nogil=True)
 def _multiply(
     left: tuple[int, int],
-    form: int,
+    form: Any,
     right: tuple[int, int],
-    other: int,
+    other: Any,
     m: int,
     n: int,
     k: int,

@@ -67,37 +67,43 @@ def has_faster_library() -> bool:
         return False
 
 
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """`a` `[m, k]` times `b` `[k, n]`, either of them transposed or not. No gradient."""
+def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`a` `[m, k]` times `b` `[k, n]`, transposed or not, plus a bias `[n]`. No gradient."""
     (m, k), n = a.shape, b.shape[1]
     rows, inner = m - m % MULTIPLE, k - k % MULTIPLE
-    if not rows or not inner or n % MULTIPLE or not worth_it(m, n, k, a, b):
-        return torch.mm(a, b)
+    # oneDNN would copy a transposed `a` first, which takes longer than it saves.
+    cut = not rows or not inner or n % MULTIPLE or a.stride(1) != 1
+    if cut or not worth_it(m, n, k, a, b):
+        return _torch(a, b, bias)
     if inner != k:
-        return _onednn_rows(a[:, :inner], b[:inner], rows).addmm_(a[:, inner:], b[inner:])
-    return _onednn_rows(a, b, rows)
+        return _onednn_rows(a[:, :inner], b[:inner], bias, rows).addmm_(a[:, inner:], b[inner:])
+    return _onednn_rows(a, b, bias, rows)
 
 
-def _onednn_rows(a: Tensor, b: Tensor, rows: int) -> Tensor:
+def _onednn_rows(a: Tensor, b: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     """A product whose first `rows` rows are computed by oneDNN."""
     if not (b.is_contiguous() or b.t().is_contiguous()):
         b = b.contiguous()  # with gaps between its rows it would take a thousand times as long
     if rows == len(a):
-        return _onednn(a, b)
-    return torch.cat([_onednn(a[:rows], b), torch.mm(a[rows:], b)])
+        return _onednn(a, b, bias)
+    return torch.cat([_onednn(a[:rows], b, bias), _torch(a[rows:], b, bias)])
 
 
-def _onednn(a: Tensor, b: Tensor) -> Tensor:
-    # A linear layer as torch's own compiler calls it: a [m, k], its weight [n, k], no bias.
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
+def _onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    # A linear layer as torch's own compiler calls it: a [m, k], its weight [n, k].
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
     return found
+
+
+def _torch(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(a, b) if bias is None else torch.addmm(bias, a, b)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        found = multiply(x.reshape(-1, x.shape[-1]), weight.t()).add_(bias)
+        found = multiply(x.reshape(-1, x.shape[-1]), weight.t(), bias)
         return found.view(*x.shape[:-1], len(bias))
 
     @staticmethod

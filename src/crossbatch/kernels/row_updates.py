@@ -22,6 +22,7 @@ from crossbatch.kernels.compiler import (
     np,
     usable,
 )
+from crossbatch.kernels.parallel import Part, equal_parts, run_parts
 from crossbatch.kernels.row_gradients import RowSums, sum_gradients
 
 if TYPE_CHECKING:
@@ -85,7 +86,13 @@ class RowUpdates:
         tables = adam_arrays(weight, first, second, touched)
         if tables is not None:
             with _ONE_AT_A_TIME:
-                _adam(*self._added_up(reads, weight), *tables, step, tuple(rates))
+                count, rows, sources = self._added_up(reads, weight)
+
+                def run(part: Part) -> None:
+                    some = slice(part.start, part.stop)
+                    _adam(rows[some], sources[some], *tables, step, tuple(rates))
+
+                run_parts(run, equal_parts(count, 6 * weight.shape[1]))
             return
         rows, gradient = sum_gradients(reads, self.padding_row)
         mean = first.index_select(0, rows).lerp_(gradient, rates.inertia)
@@ -150,7 +157,6 @@ def adam_arrays(
 
 @compiled
 def _adam(
-    count: int,
     rows: Array,
     sources: Array,
     w: Array,
@@ -160,9 +166,9 @@ def _adam(
     step: int,
     rates: Any,
 ) -> None:
-    """One Adam step of `count` distinct rows by the gradients at the addresses `sources`."""
-    for n in range(count):
-        if n + AHEAD < count:
+    """One Adam step of distinct rows by the gradients at the addresses `sources`."""
+    for n in range(rows.shape[0]):
+        if n + AHEAD < rows.shape[0]:
             prefetch_rows(rows[n + AHEAD], w, m, v)
         row = rows[n]
         touched[row] = step

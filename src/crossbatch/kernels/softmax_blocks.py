@@ -6,6 +6,7 @@ block; compiled, it is one over each row while the row is in the cache.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from crossbatch.kernels.compiler import (
     np,
     usable,
 )
+from crossbatch.kernels.parallel import Part, equal_histories, run_parts
 from crossbatch.kernels.products import multiply, worth_it
 from crossbatch.kernels.ragged import lengths
 from crossbatch.kernels.softmax_compiled import blocks, softmax_rows
@@ -86,6 +88,18 @@ class Rows:
     stops: Tensor
     scale: Tensor
 
+    def part(self, part: Part) -> Rows:
+        """Some of the rows."""
+        own, queries = self.own, slice(part.first, part.last)
+        return Rows(
+            self.u[queries],
+            None if own is None else own[queries],
+            self.parts,
+            self.log_weights[queries],
+            self.stops[part.start : part.stop] - part.first,
+            self.scale[part.start : part.stop],
+        )
+
 
 class Gradients:
     """Room for the gradients of rows; empty tensors stand for those that are not needed.
@@ -111,6 +125,15 @@ class Gradients:
         sizes = [part.shape[0] if wanted else 0 for part in rows.parts]
         self.columns = [u.new_empty(n * keep, d) for n, keep in zip(sizes, live, strict=True)]
 
+    def part(self, part: Part) -> Gradients:
+        """The room for some of the rows; all but the first part have their own for the columns."""
+        found, queries = copy(self), slice(part.first, part.last)
+        found.users, found.log_weights = self.users[queries], self.log_weights[queries]
+        found.own = None if self.own is None else self.own[queries]
+        if part.number:
+            found.columns = [torch.empty_like(each) for each in self.columns]
+        return found
+
 
 def softmax_blocks(
     columns: Columns, rows: Rows, gradients: Gradients, *, size: int, width: int
@@ -124,17 +147,39 @@ def softmax_blocks(
         size: Rows of a block.
         width: Scores that a query has room for; one more than N if there are own vectors.
     """
-    u, own, stops = rows.u, rows.own, rows.stops
-    B, most = stops.shape[0], size
-    losses = u.new_empty(B)
-    floats = u, columns.log_q, columns.own_log_q, rows.log_weights, rows.scale
+    losses = rows.u.new_empty(rows.stops.shape[0])
+    floats = rows.u, columns.log_q, columns.own_log_q, rows.log_weights, rows.scale
     if not rows.parts or not usable(*floats):
         _multiplied_blocks(columns, rows, gradients, size, width, losses, _plain_rows)
         return losses
+    parts = equal_histories(rows.stops, width)
+    if len(parts) == 1:
+        _compiled_blocks(columns, rows, gradients, size, width, losses)
+        return losses
+    rooms = [gradients.part(part) for part in parts]
+
+    def run(part: Part) -> None:
+        of_rows, room = slice(part.start, part.stop), rooms[part.number]
+        known = columns.rows(part.start, part.stop)
+        _compiled_blocks(known, rows.part(part), room, size, width, losses[of_rows])
+
+    run_parts(run, parts)
+    for room in rooms[1:]:
+        for total, more in zip(gradients.columns, room.columns, strict=True):
+            total += more
+    return losses
+
+
+def _compiled_blocks(
+    columns: Columns, rows: Rows, gradients: Gradients, size: int, width: int, losses: Tensor
+) -> None:
+    """`softmax_blocks` on one thread."""
+    u, own, stops = rows.u, rows.own, rows.stops
+    B, most = stops.shape[0], size
     wide = u.shape[1] >= WIDE or width >= MANY  # else exponentials take most of the time
     if wide and worth_it(min(size, B), width, u.shape[1], u, *rows.parts):
         _multiplied_blocks(columns, rows, gradients, size, width, losses, _compiled_rows)
-        return losses
+        return
     if u.shape[0] != B:  # several queries a row
         ends = [0, *stops[size - 1 :: size].tolist(), u.shape[0]]
         most = max(end - start for start, end in pairwise(ends))
@@ -166,7 +211,6 @@ def softmax_blocks(
         nothing if gradients.own is None else gradients.own.numpy(),
         gradients.log_weights.numpy(),
     )
-    return losses
 
 
 def _multiplied_blocks(

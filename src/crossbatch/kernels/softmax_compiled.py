@@ -131,7 +131,7 @@ def softmax_rows(
         own_logit = own_peak + np.log(own_total)
         total = np.exp(own_logit - peak)
         for p in range(start, stops[r]):
-            total += _exponentials(block[p, :N], peak - log_weights[p])
+            total += exponentials(block[p, :N], peak - log_weights[p])
         losses[r] = np.log(total) + (peak - own_logit)
         share, pull = scale[r] / total, scale[r] * np.expm1(-losses[r])
         for p in range(start, stops[r]):
@@ -183,17 +183,18 @@ def _correct(row: Array, log_q: Array) -> Any:
     highest = np.int32(LOWEST)
     for c in range(row.shape[0]):
         row[c] -= log_q[c]
-        highest = max(highest, _ordered(float_as_bits(row[c])))
-    return bits_as_float(_ordered(highest))
+        highest = max(highest, ordered(float_as_bits(row[c])))
+    return bits_as_float(ordered(highest))
 
 
 @inlined
-def _ordered(bits: Any) -> Any:
+def ordered(bits: Any) -> Any:
+    """The bits of a float as an integer that is in the order of the floats; and back."""
     return bits ^ ((bits >> np.int32(31)) & np.int32(2**31 - 1))
 
 
 @compiled_reordered
-def _exponentials(row: Array, peak: Any) -> Any:
+def exponentials(row: Array, peak: Any) -> Any:
     """e^(row − peak) in place; return the sum."""
     total = np.float32(0)
     for c in range(row.shape[0]):

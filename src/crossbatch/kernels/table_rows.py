@@ -22,6 +22,7 @@ from crossbatch.kernels.compiler import (
     np,
     usable,
 )
+from crossbatch.kernels.parallel import Part, equal_histories, equal_parts, run_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,14 @@ def gather_rows(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> Tensor:
     if not usable(*tables):
         return gather_definition(tables, ids)
     rows = torch.empty(ids[0].shape[0], sum([table.shape[1] for table in tables]))
-    if not _gather(_arrays(tables), _arrays(ids), rows.numpy()):
+    read, numbers, found = _arrays(tables), _arrays(ids), []
+
+    def run(part: Part) -> None:
+        some = slice(part.start, part.stop)
+        found.append(_gather(read, tuple([own[some] for own in numbers]), rows[some].numpy()))
+
+    run_parts(run, equal_parts(*rows.shape))
+    if not all(found):
         raise IndexError(f"ids must be rows of tables of {[len(table) for table in tables]} rows")
     return rows
 
@@ -85,7 +93,19 @@ def mean_rows(
         return mean_definition(tables, ids, offsets)
     means = torch.empty(offsets.shape[0], sum([table.shape[1] for table in tables]))
     sizes = torch.empty_like(offsets)
-    if not _means(_arrays(tables), _arrays(ids), array(offsets), means.numpy(), sizes.numpy()):
+    read, numbers, n = _arrays(tables), _arrays(ids), ids[0].shape[0]
+    stops = torch.cat([offsets[1:], offsets.new_full((1,), n)])
+    parts = equal_histories(stops, means.shape[1]) if len(offsets) else [Part(0, 0, 0, 0, n)]
+    found = [0 <= part.first <= part.last <= n for part in parts]
+
+    def run(part: Part) -> None:
+        some, bags = slice(part.start, part.stop), slice(part.first, part.last)
+        own, begins = tuple([each[bags] for each in numbers]), offsets[some] - part.first
+        found.append(_means(read, own, begins.numpy(), means[some].numpy(), sizes[some].numpy()))
+
+    if all(found):
+        run_parts(run, parts)
+    if not all(found):
         raise IndexError(
             f"ids must be rows of tables of {[len(table) for table in tables]} rows, and offsets "
             f"rise from 0 to at most {ids[0].shape[0]}"

@@ -1,15 +1,29 @@
 """SASRec user tower: causal self-attention, read at the last item."""
 
 import math
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from crossbatch.kernels.attention import attention
+from crossbatch.kernels.dropout import dropout, new_seed
+from crossbatch.kernels.history_means import ages
+from crossbatch.kernels.products import linear
+
 from .checks import check_at_least_one, check_share, input_width
-from .dense import dense_layer
+from .dense import Dense, dense_layer
 from .embedding import EmbeddingTable
 from .history import History
+
+
+class Dropout(nn.Dropout):
+    """`nn.Dropout` with noise that costs little on a CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102 (as there)
+        return dropout(x, self.p, new_seed(x.device)) if self.training and self.p else x
 
 
 class Block(nn.Module):
@@ -24,13 +38,29 @@ class Block(nn.Module):
         self.network = nn.Sequential(
             dense_layer(dim, dim),
             nn.ReLU(),
-            nn.Dropout(dropout),
+            Dropout(dropout),
             dense_layer(dim, dim),
-            nn.Dropout(dropout),
+            Dropout(dropout),
         )
 
-    def forward(self, states: Tensor, readers: Tensor, visible: Tensor) -> Tensor:
-        """What `readers` `[B, R, d]` become after looking at `states` `[B, L, d]`.
+    def forward(self, states: Tensor, stops: Tensor, readers: Tensor | None = None) -> Tensor:
+        """What states `[P, d]`, or `readers` `[B, d]`, become after looking at the past.
+
+        Args:
+            states: Of the items of all histories, end to end.
+            stops: `[B]` where each history ends.
+            readers: The last state of each history, where only these are wanted.
+        """
+        query_of, *key_value_of = self.query_key_value
+        normed = self.attention_norm(states)
+        queries = None if readers is None else query_of(self.attention_norm(readers))
+        items = _side_by_side(normed, self.query_key_value if readers is None else key_value_of)
+        rate = self.dropout if self.training else 0.0
+        seen = attention(items, stops, self.heads, rate, new_seed(items.device), queries)
+        return self._finished(states if readers is None else readers, seen)
+
+    def padded(self, states: Tensor, readers: Tensor, visible: Tensor) -> Tensor:
+        """The same of `readers` `[B, R, d]` and `states` `[B, L, d]`, for graph export.
 
         `visible` `[R, L]` or `[B, 1, R, L]` is True where a reader may look.
         """
@@ -42,9 +72,11 @@ class Block(nn.Module):
             self._split(key_of(normed)),
             self._split(value_of(normed)),
             attn_mask=visible,
-            dropout_p=self.dropout if self.training else 0.0,
         )
-        readers = readers + self.mix(seen.transpose(1, 2).flatten(2))
+        return self._finished(readers, seen.transpose(1, 2).flatten(2))
+
+    def _finished(self, readers: Tensor, seen: Tensor) -> Tensor:
+        readers = readers + self.mix(seen)
         result: Tensor = readers + self.network(self.network_norm(readers))
         return result
 
@@ -53,10 +85,15 @@ class Block(nn.Module):
         return vectors.view(B, R, self.heads, d // self.heads).transpose(1, 2)
 
 
+def _side_by_side(x: Tensor, layers: Iterable[nn.Module]) -> Tensor:
+    """Outputs `[P, Σ d]` of linear layers of the same input, in one product."""
+    given = [cast("Dense", layer) for layer in layers]
+    weights: list[Tensor] = [layer.weight for layer in given]
+    return linear(x, torch.cat(weights), torch.cat([layer.bias.view(-1) for layer in given]))
+
+
 class SASRec(nn.Module):
     """The state of the last real item after `blocks` layers of causal self-attention.
-
-    Padding stands on the right, where causal attention never looks from a real item.
 
     Args:
         dim: Width d.
@@ -90,23 +127,45 @@ class SASRec(nn.Module):
         self.max_length = max_length
         self.narrow = nn.Identity() if self.input_dim == dim else dense_layer(self.input_dim, dim)
         self.positions = EmbeddingTable(max_length, dim, sparse=False)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(Block(dim, heads, dropout) for _ in range(blocks))
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, history: History) -> Tensor:
         """User vectors `[B, 1, d]`."""
-        vectors, mask = history.padded()
-        items = self.narrow(vectors)
-        last = mask.sum(dim=1, keepdim=True) - 1  # [B, 1]; -1 for an empty items
-        order = torch.arange(items.shape[1], device=items.device)
-        from_end = (last - order).clamp(0, self.max_length - 1)  # [B, L]
-        states = self.dropout(items * math.sqrt(self.dim) + self.positions(from_end))
+        if torch.compiler.is_exporting():
+            return self._padded(*history.padded())
+        items, stops = history
+        from_end = ages(stops, len(items)).clamp(max=self.max_length - 1)  # [P]
+        states: Tensor = self.dropout(self._described(items, from_end))
         for block in self.blocks[:-1]:
-            states = block(states, states, visible=order <= order.unsqueeze(1))
+            states = block(states, stops)
         # Only the last item is read, so the last block works for it alone.
+        empty = (history.lengths == 0).unsqueeze(1)
+        last = (
+            states.index_select(0, (stops - 1).clamp_min(0))
+            if len(states)
+            else states.new_zeros(len(stops), self.dim)
+        )
+        users: Tensor = self.norm(self.blocks[-1](states, stops, last))
+        return users.masked_fill(empty, 0.0).unsqueeze(1)
+
+    def _padded(self, vectors: Tensor, mask: Tensor) -> Tensor:
+        """The same of histories `[B, L, w]` with mask `[B, L]`: fixed shapes, for graph export."""
+        last = mask.sum(dim=1, keepdim=True) - 1  # [B, 1]; -1 for an empty history
+        order = torch.arange(vectors.shape[1], device=vectors.device)
+        from_end = (last - order).clamp(0, self.max_length - 1)  # [B, L]
+        states = self._described(vectors, from_end)
+        *earlier, final = (cast("Block", block) for block in self.blocks)
+        for block in earlier:
+            states = block.padded(states, states, visible=order <= order.unsqueeze(1))
         index = last.clamp_min(0)
         readers = states.gather(1, index.unsqueeze(2).expand(-1, -1, self.dim))  # [B, 1, d]
-        readers = self.blocks[-1](states, readers, visible=(order <= index)[:, None, None])
+        readers = final.padded(states, readers, visible=(order <= index)[:, None, None])
         users: Tensor = self.norm(readers)
         return users.masked_fill((last < 0).unsqueeze(2), 0.0)
+
+    def _described(self, items: Tensor, from_end: Tensor) -> Tensor:
+        """Items in d dimensions, with the vectors of their positions."""
+        described: Tensor = self.narrow(items) * math.sqrt(self.dim) + self.positions(from_end)
+        return described
