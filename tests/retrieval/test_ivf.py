@@ -20,9 +20,13 @@ def clustered(num_items, d=8, *, seed=0):
     return torch.cat([torch.full((1, d), 100.0), vectors])
 
 
-@pytest.fixture(scope="module")
-def index():
-    return IVFIndex.build(clustered(2000), probes=8)
+@pytest.fixture(scope="module", params=["8 bits", "4 bits"])
+def index(request):
+    """An index with the codes of few items, and one with those of many."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "4 bits":
+            patch.setattr(ivf_module, "MANY_ITEMS", 1_000)
+        return IVFIndex.build(clustered(2000), probes=8)
 
 
 def users(B, K, d=8, seed=1):
@@ -87,6 +91,20 @@ def test_too_little_found_is_answered_exactly():
     found = index.search(users(5, 1), 100)
     exact = ExactIndex(vectors).search(users(5, 1), 100)
     assert torch.equal(found.item_ids, exact.item_ids)
+
+
+def test_codes_of_many_items_lose_little(monkeypatch):
+    """With every cell probed, only the codes of 4 bits lose items; few with a filter, too."""
+    monkeypatch.setattr(ivf_module, "MANY_ITEMS", 1_000)
+    vectors, interests = clustered(20_000, d=32), users(64, 2, d=32)
+    index = IVFIndex.build(vectors)
+    assert "PQ" in type(index._cells).__name__
+    index.probes = index.num_cells
+    odd = torch.arange(20_001) % 2 == 1
+    for allowed in (None, odd):
+        truth = ExactIndex(vectors).search(interests, 50, allowed=allowed).item_ids
+        found = index.search(interests, 50, allowed=allowed).item_ids
+        assert (truth[:, :, None] == found[:, None]).any(dim=2).double().mean() > 0.99
 
 
 def test_more_probes_find_more():

@@ -98,7 +98,7 @@ def tune(index: IVFIndex, interests: Tensor | Queries, k: int, target: float) ->
     """Set the fewest probes, a power of two, that reach the target recall."""
     truth = ExactIndex(index.vectors).search(interests, min(k, index.num_items)).item_ids
     index.probes = 1
-    # with every cell searched, what is still missing was lost by the 8-bit codes
+    # with every cell searched, what is still missing was lost by the codes
     while index.probes < index.num_cells and recall_of(index, interests, truth) < target:
         index.probes *= 2
 
