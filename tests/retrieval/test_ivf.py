@@ -35,7 +35,7 @@ def users(B, K, d=8, seed=1):
 
 @pytest.mark.parametrize("K", [1, 4])
 def test_with_every_cell_probed_it_is_exact(K):
-    """8-bit codes are then all that could lose an item, and twice as many are fetched as needed."""
+    """8-bit codes are then all that could lose an item, and more are fetched than needed."""
     vectors = clustered(2000)
     index = IVFIndex.build(vectors)
     index.probes = index.num_cells

@@ -60,7 +60,9 @@ class IVFIndex:
         # 4 bits a number, compared 32 items at once: an eighth of the vectors' memory. What they
         # find is scored again with the vectors themselves.
         codes = f"PQ{rows.shape[1]}x4fs" if len(rows) >= MANY_ITEMS else "SQ8"
-        index = faiss.index_factory(rows.shape[1], f"IVF{cells},{codes}", faiss.METRIC_INNER_PRODUCT)
+        index = faiss.index_factory(
+            rows.shape[1], f"IVF{cells},{codes}", faiss.METRIC_INNER_PRODUCT
+        )
         # By directions: centres of any length draw most items into a few cells.
         index.cp.spherical = True
         index.cp.max_points_per_centroid = 64  # as good as faiss's 256 in a quarter of the time
@@ -151,7 +153,9 @@ class IVFIndex:
         self._exact.check(interests, k, exclude, allowed)
         interests = interests.detach().to(self.vectors)
         B, K, d = weights_of(interests)[0].shape
-        width = max(OVERSAMPLING * k, LEAST_CANDIDATES) + (0 if exclude is None else exclude.shape[1])
+        width = max(OVERSAMPLING * k, LEAST_CANDIDATES) + (
+            0 if exclude is None else exclude.shape[1]
+        )
         num_allowed = self.num_items
         if allowed is not None:
             allowed = Allowed.of(allowed)
