@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import crossbatch.retrieval.ivf as ivf_module
 from crossbatch.retrieval import ExactIndex, IVFIndex
+from crossbatch.retrieval.choice import choose_index
 
 pytest.importorskip("faiss")
 
@@ -105,6 +106,17 @@ def test_codes_of_many_items_lose_little(monkeypatch):
         truth = ExactIndex(vectors).search(interests, 50, allowed=allowed).item_ids
         found = index.search(interests, 50, allowed=allowed).item_ids
         assert (truth[:, :, None] == found[:, None]).any(dim=2).double().mean() > 0.99
+
+
+def test_where_codes_of_4_bits_lose_too_much_the_choice_takes_8(monkeypatch):
+    for name, value in (("MANY_ITEMS", 1_000), ("OVERSAMPLING", 1), ("LEAST_CANDIDATES", 1)):
+        monkeypatch.setattr(ivf_module, name, value)
+    vectors = torch.randn(4_001, 16, generator=torch.Generator().manual_seed(0))
+    asked = users(64, 1, d=16)
+    for target, codes in ((0.5, "PQ"), (0.95, "ScalarQuantizer")):
+        index, facts = choose_index(vectors, asked, name="ivf", k=5, target=target)
+        assert codes in type(index._cells).__name__
+        assert facts.recall >= target
 
 
 def test_more_probes_find_more():

@@ -52,14 +52,17 @@ class IVFIndex:
         self._cells, self.probes = cells, probes
 
     @classmethod
-    def build(cls, vectors: Tensor, *, probes: int = 64) -> Self:
-        """Learn the cells of `[N + 1, d]` vectors and fill them, row 0 left out."""
+    def build(cls, vectors: Tensor, *, probes: int = 64, fine: bool = False) -> Self:
+        """Learn the cells of `[N + 1, d]` vectors and fill them, row 0 left out.
+
+        With `fine`, items have codes of 8 bits however many they are.
+        """
         vectors = ExactIndex(vectors.float()).vectors  # raises unless they are finite
         faiss, rows = load_faiss(), _rows(vectors)
         cells = 2 ** round(math.log2(max(1.0, 4 * math.sqrt(len(rows)))))
         # 4 bits a number, compared 32 items at once: an eighth of the vectors' memory. What they
         # find is scored again with the vectors themselves.
-        codes = f"PQ{rows.shape[1]}x4fs" if len(rows) >= MANY_ITEMS else "SQ8"
+        codes = f"PQ{rows.shape[1]}x4fs" if len(rows) >= MANY_ITEMS and not fine else "SQ8"
         index = faiss.index_factory(
             rows.shape[1], f"IVF{cells},{codes}", faiss.METRIC_INNER_PRODUCT
         )
