@@ -11,6 +11,7 @@ import itertools
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ class _Client:
         self._idle: deque[_Connection] = deque()
         self._backlog: deque[tuple[bytes, float]] = deque()
         self.under_way = 0
+        self.tasks: set[asyncio.Task[None]] = set()  # a task without a reference may be collected
         self.on_answer: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[], None] = lambda: None
 
     def ask(self, request: bytes, due: float) -> None:
         self.under_way += 1
@@ -107,6 +110,9 @@ class _Client:
         if connection.due is not None:
             self.under_way -= 1
             self.load.lost += 1
+        if connection in self._idle:
+            self._idle.remove(connection)
+        self.on_lost()
 
 
 def post(path: str, body: bytes, *, host: str = "localhost") -> bytes:
@@ -117,11 +123,28 @@ def post(path: str, body: bytes, *, host: str = "localhost") -> bytes:
     ).encode() + body
 
 
+def get(path: str, *, host: str = "localhost") -> bytes:
+    """The bytes of a GET request."""
+    return f"GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
+
+
 async def at_rate(
-    port: int, requests: Sequence[bytes], *, rate: float, seconds: float, connections: int = 64
+    port: int,
+    requests: Sequence[bytes],
+    *,
+    rate: float,
+    seconds: float,
+    connections: int = 64,
+    reconnect: bool = False,
 ) -> Load:
-    """Send `rate` requests a second for `seconds`, evenly spaced, and wait for the answers."""
+    """Send `rate` requests a second for `seconds`, evenly spaced, and wait for the answers.
+
+    With `reconnect`, connections that the server closes are opened again; what was asked through
+    them is lost.
+    """
     client, opened = await _connect(port, connections)
+    if reconnect:
+        client.on_lost = partial(_reopen, client, port, opened)
     start = time.perf_counter()
     total = int(rate * seconds)
     for number in range(total):
@@ -162,6 +185,16 @@ async def _connect(port: int, connections: int) -> tuple[_Client, list[_Connecti
     return client, opened
 
 
+def _reopen(client: _Client, port: int, opened: list[_Connection]) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def reopened() -> None:
+        _, connection = await loop.create_connection(lambda: _Connection(client), "127.0.0.1", port)
+        opened.append(connection)
+
+    client.tasks.add(loop.create_task(reopened()))
+
+
 async def _drain(client: _Client, patience: float = 30.0) -> None:
     give_up = time.perf_counter() + patience
     while client.under_way and time.perf_counter() < give_up:
@@ -171,6 +204,7 @@ async def _drain(client: _Client, patience: float = 30.0) -> None:
 def _finish(client: _Client, opened: list[_Connection], start: float) -> Load:
     client.load.seconds = time.perf_counter() - start
     client.load.lost += client.under_way
+    client.on_lost = lambda: None
     for connection in opened:
         connection.due = None
         connection.close()

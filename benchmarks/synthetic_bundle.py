@@ -19,6 +19,8 @@ from crossbatch.serving.bundle.writing import Contents, IndexPlan, Probe, write_
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import polars as pl
+
     from crossbatch.serving import Bundle
 
 HISTORY = 20
@@ -37,8 +39,12 @@ def synthetic_bundle(
     dim: int = 64,
     index: str = "auto",
     seed: int = 0,
+    filters: pl.DataFrame | None = None,
 ) -> Bundle:
-    """Write a bundle with keys "b1" …, titles of about 40 letters and counts by Zipf's law."""
+    """Write a bundle with keys "b1" …, titles of about 40 letters and counts by Zipf's law.
+
+    `filters` are columns that requests may filter by, a row for each item.
+    """
     torch.manual_seed(seed)
     config = ModelConfig(
         name=model,
@@ -75,6 +81,7 @@ def synthetic_bundle(
         trained=items,
         features=folder,
         origin={"sampler": "none", "best_step": 0},
+        filters=filters,
     )
     return write_bundle(
         folder,

@@ -152,7 +152,11 @@ def test_a_prepared_set_gives_the_same_lists_again_and_again(share, K):
     expected = best_items(vectors, users, 12, exclude, mask)
     allowed = Allowed(mask)
     assert allowed.count == sum(mask[1:].tolist())
-    for index in (ExactIndex(vectors), IVFIndex.build(vectors, probes=64), ExactIndex(2 * vectors)):
+    for index in (
+        ExactIndex(vectors),
+        IVFIndex.build(vectors, probes=256),
+        ExactIndex(2 * vectors),
+    ):
         for _ in range(2):
             found = index.search(users, 12, exclude=exclude, allowed=allowed)
             scale = 2 if index.vectors[1, 0] != vectors[1, 0] else 1

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import crossbatch.retrieval.ivf as ivf_module
 from crossbatch.retrieval import ExactIndex, IVFIndex
+from crossbatch.retrieval.choice import choose_index
 
 pytest.importorskip("faiss")
 
@@ -20,9 +21,13 @@ def clustered(num_items, d=8, *, seed=0):
     return torch.cat([torch.full((1, d), 100.0), vectors])
 
 
-@pytest.fixture(scope="module")
-def index():
-    return IVFIndex.build(clustered(2000), probes=8)
+@pytest.fixture(scope="module", params=["8 bits", "4 bits"])
+def index(request):
+    """An index with the codes of few items, and one with those of many."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "4 bits":
+            patch.setattr(ivf_module, "MANY_ITEMS", 1_000)
+        return IVFIndex.build(clustered(2000), probes=8)
 
 
 def users(B, K, d=8, seed=1):
@@ -31,7 +36,7 @@ def users(B, K, d=8, seed=1):
 
 @pytest.mark.parametrize("K", [1, 4])
 def test_with_every_cell_probed_it_is_exact(K):
-    """8-bit codes are then all that could lose an item, and twice as many are fetched as needed."""
+    """8-bit codes are then all that could lose an item, and more are fetched than needed."""
     vectors = clustered(2000)
     index = IVFIndex.build(vectors)
     index.probes = index.num_cells
@@ -87,6 +92,31 @@ def test_too_little_found_is_answered_exactly():
     found = index.search(users(5, 1), 100)
     exact = ExactIndex(vectors).search(users(5, 1), 100)
     assert torch.equal(found.item_ids, exact.item_ids)
+
+
+def test_codes_of_many_items_lose_little(monkeypatch):
+    """With every cell probed, only the codes of 4 bits lose items; few with a filter, too."""
+    monkeypatch.setattr(ivf_module, "MANY_ITEMS", 1_000)
+    vectors, interests = clustered(20_000, d=32), users(64, 2, d=32)
+    index = IVFIndex.build(vectors)
+    assert "PQ" in type(index._cells).__name__
+    index.probes = index.num_cells
+    odd = torch.arange(20_001) % 2 == 1
+    for allowed in (None, odd):
+        truth = ExactIndex(vectors).search(interests, 50, allowed=allowed).item_ids
+        found = index.search(interests, 50, allowed=allowed).item_ids
+        assert (truth[:, :, None] == found[:, None]).any(dim=2).double().mean() > 0.99
+
+
+def test_where_codes_of_4_bits_lose_too_much_the_choice_takes_8(monkeypatch):
+    for name, value in (("MANY_ITEMS", 1_000), ("OVERSAMPLING", 1), ("LEAST_CANDIDATES", 1)):
+        monkeypatch.setattr(ivf_module, name, value)
+    vectors = torch.randn(4_001, 16, generator=torch.Generator().manual_seed(0))
+    asked = users(64, 1, d=16)
+    for target, codes in ((0.5, "PQ"), (0.95, "ScalarQuantizer")):
+        index, facts = choose_index(vectors, asked, name="ivf", k=5, target=target)
+        assert codes in type(index._cells).__name__
+        assert facts.recall >= target
 
 
 def test_more_probes_find_more():

@@ -78,6 +78,10 @@ def choose_index(
         raise
     tune(index, interests, k, target)
     facts = measure(index, interests, k)
+    if facts.recall < target:  # users whose scores are so close that codes of 4 bits lose some
+        index = IVFIndex.build(vectors, fine=True)
+        tune(index, interests, k, target)
+        facts = measure(index, interests, k)
     worth_it = facts.recall >= target and facts.milliseconds < plain.milliseconds
     return (index, facts) if name == "ivf" or worth_it else (exact, plain)
 
@@ -98,7 +102,7 @@ def tune(index: IVFIndex, interests: Tensor | Queries, k: int, target: float) ->
     """Set the fewest probes, a power of two, that reach the target recall."""
     truth = ExactIndex(index.vectors).search(interests, min(k, index.num_items)).item_ids
     index.probes = 1
-    # with every cell searched, what is still missing was lost by the 8-bit codes
+    # with every cell searched, what is still missing was lost by the codes
     while index.probes < index.num_cells and recall_of(index, interests, truth) < target:
         index.probes *= 2
 

@@ -38,7 +38,7 @@ BLOCK_ROWS = 512
 # Up to so many items all scores of a row are computed at once, up to twice as fast as streaming,
 # where the first lists would be most of the work. With few rows, tiles are too narrow.
 SMALL_ITEMS = 1 << 15
-FEW_ROWS, FEW_ITEMS = 16, 1 << 17
+FEW_ROWS, FEW_ITEMS = 64, 1 << 17
 MAX_ROW_GROUP = 16  # columns of a group in whole rows
 # Where fewer than 1 / FEW_ALLOWED of the items may be returned, their vectors are copied and
 # searched; otherwise all are scored, and the scores of the others are masked.

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from crossbatch.serving import open_bundle
+
 from .running import RunningServer, wait_until
 
 if TYPE_CHECKING:
@@ -53,6 +55,28 @@ def test_workers_share_an_address_and_are_replaced(youtube_path: Path) -> None:
         server.tell(signal.SIGTERM)
         assert server.wait() == 0
         assert not any(map(alive, (workers[1], started)))
+
+
+@pytest.mark.slow
+def test_bug_metrics_of_workers_kept_replaced_bundles(
+    tmp_path: Path, mind_path: Path, youtube_path: Path
+) -> None:
+    place = tmp_path / "bundle"
+    place.symlink_to(mind_path)
+    with RunningServer(place, "--workers", "2") as server:
+        server.wait_for_event("listening")
+
+        def shown() -> set[tuple[str, str]]:
+            text = server.ask("/metrics").body.decode()
+            return set(re.findall(r'crossbatch_bundle_info\{.*version="(\w+)"\} (\S+)', text))
+
+        first, second = open_bundle(mind_path).version, open_bundle(youtube_path).version
+        assert shown() == {(first, "1.0")}
+        place.unlink()
+        place.symlink_to(youtube_path)
+        server.tell(signal.SIGHUP)
+        server.wait_for_event("reloaded", 2)
+        wait_until(lambda: shown() == {(second, "1.0")})
 
 
 @pytest.mark.slow

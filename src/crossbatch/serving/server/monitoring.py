@@ -32,12 +32,14 @@ from crossbatch.serving.server.messages import INTERNAL, error_response
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from prometheus_client import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger("crossbatch.serving")
 STDERR = 2  # its file descriptor
 # Set where several processes answer: prometheus_client keeps their numbers in files there.
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+BUNDLE_INFO = "crossbatch_bundle_info"  # a gauge: 1 for each bundle that serves
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 STAGE_SECONDS = (0.0001, 0.00025, 0.0005, *SECONDS[:-1])
@@ -162,7 +164,7 @@ class Metrics:
             "crossbatch_reloads", "New bundles taken up or refused.", ("slot", "outcome")
         )
         self.bundle = gauge(
-            "crossbatch_bundle_info",
+            BUNDLE_INFO,
             "1 for the bundle that serves now.",
             ("slot", "name", "version"),
         )
@@ -178,8 +180,8 @@ class Metrics:
         )
 
     def forget_bundle(self, slot: str, name: str, version: str) -> None:
-        """Report a bundle no longer; the files of several processes can only say 0."""
-        if METRICS_FOLDER in os.environ:
+        """Report a bundle no longer."""
+        if METRICS_FOLDER in os.environ:  # the files of several processes can only say 0
             self.bundle.labels(slot, name, version).set(0)
         else:
             self.bundle.remove(slot, name, version)
@@ -189,8 +191,19 @@ class Metrics:
         if METRICS_FOLDER not in os.environ:
             return generate_latest(self.registry)
         registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry)
+        _Workers(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)
+
+
+class _Workers(multiprocess.MultiProcessCollector):
+    """Reads the files of all processes, and leaves out the bundles that were replaced in all."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        for metric in super().collect():  # type: ignore[no-untyped-call]
+            if metric.name == BUNDLE_INFO:
+                metric.samples = [sample for sample in metric.samples if sample.value]
+            yield metric
 
 
 def forget_worker(pid: int) -> None:
