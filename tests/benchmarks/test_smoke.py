@@ -17,6 +17,7 @@ RESULTS = {
     "validation": ("rows",),
     "memory": ("training", "opening_seconds"),
     "retrieval": ("results",),
+    "steps_at_sizes": ("rows",),
 }
 
 
@@ -71,3 +72,11 @@ def test_baselines_are_measured_on_a_dataset(tmp_path):
     head, rule, popularity, ease = done.stdout.splitlines()
     assert head.count("|") == rule.count("|") == popularity.count("|") == ease.count("|")
     assert "| d | ease | l2 " in ease
+
+
+def test_the_whole_path_is_measured(tmp_path):
+    printed = run("whole_path", "--work", tmp_path / "work", "--out", tmp_path)
+    document = json.loads((tmp_path / "whole_path.json").read_text())
+    assert document["dims"]["64"]["result"]["steps"] == 20
+    for command in ("prepare", "train", "evaluate", "export", "serve"):
+        assert f"| {command}" in printed
