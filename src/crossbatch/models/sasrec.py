@@ -60,9 +60,10 @@ class Block(nn.Module):
         return self._finished(states if readers is None else readers, seen)
 
     def padded(self, states: Tensor, readers: Tensor, visible: Tensor) -> Tensor:
-        """The same of `readers` `[B, R, d]` and `states` `[B, L, d]`, for graph export.
+        """The same of `readers` `[B, R, d]` and `states` `[B, L, d]`, with padding.
 
-        `visible` `[R, L]` or `[B, 1, R, L]` is True where a reader may look.
+        It is for graph export, and for texts, where a token looks at all others. `visible` `[R, L]`
+        or `[B, 1, R, L]` is True where a reader may look.
         """
         query_of, key_of, value_of = self.query_key_value
         normed = self.attention_norm(states)
@@ -72,6 +73,7 @@ class Block(nn.Module):
             self._split(key_of(normed)),
             self._split(value_of(normed)),
             attn_mask=visible,
+            dropout_p=self.dropout if self.training else 0.0,
         )
         return self._finished(readers, seen.transpose(1, 2).flatten(2))
 

@@ -8,7 +8,7 @@ with encoder.once():                            # a batch: what was encoded is n
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -173,7 +173,8 @@ class Transformer(nn.Module):
         states = self.dropout(self.norm(self.tokens(tokens) + self.positions(places)))
         visible = mask[:, None, None, :]
         again = self.checkpointing and self.training and torch.is_grad_enabled()
-        for block in self.blocks:
+        for each in self.blocks:
+            block = cast("Block", each).padded
             if again:
                 states = checkpoint(block, states, states, visible, use_reentrant=False)
             else:
