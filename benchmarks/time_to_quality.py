@@ -112,7 +112,8 @@ def train(data: Path, out: Path, settings: list[str], levels: dict[str, float]) 
     for folder in (out, compiled):
         shutil.rmtree(folder, ignore_errors=True)
     words = ["train", "--data", str(data), "--out", str(out), "--quiet"]
-    for setting in ("train.threads=1", f"train.eval_every={EVAL_EVERY}", *settings):
+    every_user = ("train.threads=1", f"train.eval_every={EVAL_EVERY}", "train.eval_users=0")
+    for setting in (*every_user, *settings):
         words += ["--set", setting]
     began = time.perf_counter()
     process = subprocess.Popen(

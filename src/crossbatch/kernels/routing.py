@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +17,8 @@ from crossbatch.kernels.compiler import (
     usable,
 )
 from crossbatch.kernels.parallel import Part, equal_histories, run_parts
-from crossbatch.kernels.products import multiply
 from crossbatch.kernels.ragged import are_stops, pad
-from crossbatch.kernels.routing_compiled import GROUP, add_up, route, rows_with_gradient, spread
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from crossbatch.kernels.routing_compiled import gradients, interests, rows_with_gradient
 
 
 def routing_weights(logits: Tensor, mask: Tensor) -> Tensor:
@@ -146,72 +142,6 @@ def routed_interests(
     return found
 
 
-class _Run:
-    """The interests of some histories, and what their gradients need besides.
-
-    Args:
-        items: `[P, w]` of these histories.
-        stops: `[B]` where each ends.
-        logits: `[P, K]`.
-        iterations: Rounds.
-        parameters: As in `routed_interests`; the layer is `[0, d]` for none.
-    """
-
-    def __init__(
-        self,
-        items: Tensor,
-        stops: Tensor,
-        logits: Tensor,
-        iterations: int,
-        parameters: Sequence[Tensor],
-    ) -> None:
-        weight, bias, _, _ = self.parameters = parameters
-        K, d = logits.shape[1], len(weight)
-        self.items, self.stops = items, stops
-        self.mapped = multiply(items, weight.t(), bias)
-        self.shares = np.empty((len(items), -(-K // GROUP) * GROUP), dtype=np.float32)
-        self.capsules = torch.empty(len(stops), K, d)
-        route(
-            iterations, self.mapped.numpy(), array(stops), array(logits), self.shares,
-            self.capsules.numpy(),
-        )  # fmt: skip
-        self.positive = torch.empty(0)  # `[B K, d]` bool, which outputs of the layer are
-
-    def interests(self) -> Tensor:
-        """`[B, K, d]`, which must not be kept here: it refers to this."""
-        dense, dense_bias = self.parameters[2:]
-        if not len(dense):
-            return self.capsules.clone()
-        found = multiply(self.capsules.view(-1, len(dense)), dense.t(), dense_bias).relu_()
-        self.positive = found > 0
-        return found.view(self.capsules.shape)
-
-    def gradients(self, grad: Tensor, of_items: Tensor) -> list[Tensor]:
-        """Those of the parameters; that of the items is added to zeros.
-
-        With a hard readout only one interest of a history has a gradient.
-        """
-        weight, bias, dense, dense_bias = self.parameters
-        K, d = grad.shape[1:]
-        rows = array(grad).reshape(-1, d)
-        places = rows_with_gradient(rows)
-        back, chosen = torch.from_numpy(rows[places]), torch.from_numpy(places)
-        of_dense, of_dense_bias = torch.zeros_like(dense), torch.zeros_like(dense_bias)
-        if len(dense):
-            back *= self.positive[chosen]
-            of_dense = multiply(back.t(), self.capsules.view(-1, d)[chosen])
-            of_dense_bias, back = back.sum(dim=0), multiply(back, dense)
-        raw, of_bias = torch.zeros(len(chosen), self.items.shape[1]), torch.zeros(bias.shape)
-        stops = array(self.stops)
-        add_up(
-            places, stops, K, array(self.items), self.mapped.numpy(), self.shares, back.numpy(),
-            raw.numpy(), of_bias.numpy(),
-        )  # fmt: skip
-        of_weight, of_raw = multiply(back.t(), raw), multiply(back, weight)
-        spread(places, stops, K, self.shares, of_raw.numpy(), of_items.numpy())
-        return [of_weight, of_bias, of_dense, of_dense_bias]
-
-
 class _Routed(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -222,34 +152,44 @@ class _Routed(torch.autograd.Function):
         iterations: int,
         *parameters: Tensor,
     ) -> Tensor:
+        found = items.new_empty(len(stops), logits.shape[1], len(parameters[0]))
         if not are_stops(array(stops), len(items)):
             raise ValueError("stops must rise from 0 and end at the number of items")
-        K, d = logits.shape[1], len(parameters[0])
+        rows, first_logits, given = array(items), array(logits), [array(x) for x in parameters]
         # Every round reads each item for every interest.
-        ctx.parts = equal_histories(stops, iterations * K * d)
-        ctx.kept, ctx.shape = [None] * len(ctx.parts), items.shape
-        rows, given = items.detach().contiguous(), [each.detach() for each in parameters]
+        ctx.parts = equal_histories(stops, iterations * logits.shape[1] * found.shape[2])
+        ctx.kept = [None] * len(ctx.parts)
 
         def run(part: Part) -> None:
             number, start, stop, first, last = part
-            some, ends = slice(first, last), stops[start:stop] - first
-            ctx.kept[number] = _Run(rows[some], ends, logits[some], iterations, given)
-            found[number] = ctx.kept[number].interests()
+            ctx.kept[number] = interests(
+                iterations, rows[first:last], array(stops[start:stop] - first),
+                first_logits[first:last], *given, found[start:stop].numpy(),
+            )  # fmt: skip
 
-        found: list[Any] = [None] * len(ctx.parts)
         run_parts(run, ctx.parts)
-        return cast("Tensor", found[0]) if len(found) == 1 else torch.cat(found)
+        ctx.save_for_backward(items, stops, found, *parameters)
+        return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative("routed_interests")
-        of_items = torch.zeros(ctx.shape)
+        items, stops, found, *parameters = ctx.saved_tensors
+        weight, dense = array(parameters[0]), array(parameters[2])
+        g, read, of_items = array(grad), array(items), np.zeros(items.shape, dtype=np.float32)
         written: list[Any] = [None] * len(ctx.parts)
 
         def run(part: Part) -> None:
-            some, place = grad[part.start : part.stop], of_items[part.first : part.last]
-            written[part.number] = ctx.kept[part.number].gradients(some, place)
+            number, start, stop, first, last = part
+            rows = g[start:stop].reshape(-1, g.shape[2])
+            chosen = rows_with_gradient(rows)
+            sums = [np.zeros(tensor.shape, dtype=np.float32) for tensor in parameters]
+            gradients(
+                rows[chosen], chosen, read[first:last], array(stops[start:stop] - first), weight,
+                dense, array(found[start:stop]), *ctx.kept[number], of_items[first:last], *sums,
+            )  # fmt: skip
+            written[number] = sums
 
         run_parts(run, ctx.parts)
         totals = [sum(each[1:], start=each[0]) for each in zip(*written, strict=True)]
-        return of_items, None, None, None, *totals
+        return torch.from_numpy(of_items), None, None, None, *map(torch.from_numpy, totals)

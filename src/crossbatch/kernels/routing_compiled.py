@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from crossbatch.kernels.compiler import Array, compiled, compiled_reordered, np
-from crossbatch.kernels.softmax_compiled import exponentials
+from crossbatch.kernels.compiler import Array, compiled, compiled_reordered, intrinsic, np
+
+product, product_t = intrinsic("product"), intrinsic("product_t")
+t_product, exponential = intrinsic("t_product"), intrinsic("exponential")
 
 # Shares below e^-40 and capsules shorter than 1e-10 are 0: nothing in float32 would notice, and
 # products with them would be denormal numbers, which are a hundred times as slow.
@@ -18,33 +20,62 @@ GROUP = 4  # interests that are worked on together: an item is loaded once for a
 
 
 @compiled
-def route(
-    iterations: int, mapped: Array, stops: Array, logits: Array, shares: Array, capsules: Array
-) -> None:
-    """Write the routing weights of all items and the capsules of all histories.
+def interests(
+    iterations: int,
+    items: Array,
+    stops: Array,
+    logits: Array,
+    weight: Array,
+    bias: Array,
+    dense: Array,
+    dense_bias: Array,
+    found: Array,
+) -> Any:
+    """Write the interests of all histories to `found` `[B, K, d]`.
 
-    Args:
-        iterations: Rounds.
-        mapped: `[P, d]` items after the shared map.
-        stops: `[B]` where each history ends.
-        logits: `[P, K]`.
-        shares: `[P, K']`, K' being K rounded up to full groups.
-        capsules: `[B, K, d]`.
+    The arguments are those of `routed_interests`; `dense` is `[0, d]` for no layer.
+
+    Returns what `gradients` needs: mapped items `[P, d]`, routing weights `[P, K']` and capsules
+    `[B, K, d]`, K' being K rounded up to full groups.
     """
-    (P, K), full, d = logits.shape, shares.shape[1], mapped.shape[1]
+    P, K = logits.shape
+    B, d = stops.shape[0], weight.shape[0]
+    full = (K + GROUP - 1) // GROUP * GROUP
+    mapped = np.empty((P, d), dtype=np.float32)
+    _fill_rows(mapped, bias)
+    product_t(items, weight, mapped, 1)
+    shares = np.empty((P, full), dtype=np.float32)
+    layered = dense.shape[0] > 0
+    capsules = np.empty((B, K, d), dtype=np.float32) if layered else found
     agreed = np.empty((P, full), dtype=np.float32)
     for p in range(P):
         for k in range(full):
             agreed[p, k] = logits[p, k] if k < K else np.float32(-np.inf)
     sums = np.empty((full, d), dtype=np.float32)
     start = 0
-    for b in range(stops.shape[0]):
+    for b in range(B):
         stop = stops[b]
         _route_one(mapped[start:stop], agreed[start:stop], iterations, shares[start:stop], sums)
         for k in range(K):
             for j in range(d):
                 capsules[b, k, j] = sums[k, j]
         start = stop
+    if layered:
+        rows = found.reshape(B * K, d)
+        _fill_rows(rows, dense_bias)
+        product_t(capsules.reshape(B * K, d), dense, rows, 1)
+        for r in range(B * K):
+            for j in range(d):
+                rows[r, j] = rows[r, j] if rows[r, j] > np.float32(0) else np.float32(0)
+    return mapped, shares, capsules
+
+
+@compiled
+def _fill_rows(rows: Array, values: Array) -> None:
+    """Write `values` `[d]` to every row of `rows` `[n, d]`."""
+    for r in range(rows.shape[0]):
+        for j in range(values.shape[0]):
+            rows[r, j] = values[j]
 
 
 @compiled_reordered
@@ -98,8 +129,8 @@ def _share_out(logits: Array, shares: Array) -> None:
             shares[i, k] = logits[i, k] - peak
     flat = shares.reshape(n * full)  # a loop over four numbers would not be vectorised
     for x in range(flat.shape[0]):
-        flat[x] = flat[x] if flat[x] > LEAST_LOGIT else np.float32(-np.inf)
-    exponentials(flat, np.float32(0))
+        value = exponential(flat[x])
+        flat[x] = value if flat[x] > LEAST_LOGIT else np.float32(0)
     for i in range(n):
         total = np.float32(0)
         for k in range(full):
@@ -147,44 +178,55 @@ def _squash(v: Array) -> None:
 
 
 @compiled
-def add_up(
+def gradients(
+    grad: Array,
     chosen: Array,
-    stops: Array,
-    K: int,
     items: Array,
+    stops: Array,
+    weight: Array,
+    dense: Array,
+    found: Array,
     mapped: Array,
     shares: Array,
-    back: Array,
-    raw: Array,
+    capsules: Array,
+    grad_items: Array,
+    grad_weight: Array,
     grad_bias: Array,
+    grad_dense: Array,
+    grad_dense_bias: Array,
 ) -> None:
-    """Turn gradients of capsules, `back` `[R, d]`, into those of the sums that were squashed.
+    """Write the gradients of items and parameters into zeros; routing weights carry none.
 
-    `chosen` `[R]` are the capsules' places b K + k, rising. Adds to `raw` `[R, w]` the weighted
-    sums of the items before the map, and to `grad_bias` `[d]` the gradient of the map's bias.
+    `grad` `[R, d]` is the gradient of those interests that have any (with a hard readout one of a
+    history), `chosen` `[R]` their places b K + k in `found`, rising. What follows are arguments
+    and results of `interests`.
     """
-    sums = np.zeros(back.shape, dtype=np.float32)  # after the map
-    for r in range(chosen.shape[0]):
+    R, d = grad.shape
+    K = found.shape[1]
+    back = grad.copy()  # the gradient of the capsules
+    if dense.shape[0] > 0:
+        _back_through_layer(grad, chosen, found, capsules, dense, back, grad_dense, grad_dense_bias)
+    w = items.shape[1]
+    raw = np.zeros((R, w), dtype=np.float32)  # weighted sums of the items before the map
+    sums = np.zeros((R, d), dtype=np.float32)  # and after it
+    for r in range(R):
         b, k = chosen[r] // K, chosen[r] % K
+        first = 0 if b == 0 else stops[b - 1]
         total = np.float32(0)
-        for i in range(0 if b == 0 else stops[b - 1], stops[b]):
+        for i in range(first, stops[b]):
             share = shares[i, k]
             total += share
             _add(raw[r], share, items[i])
             _add(sums[r], share, mapped[i])
         _back_through_squash(sums[r], back[r])
         _add(grad_bias, total, back[r])
-
-
-@compiled
-def spread(
-    chosen: Array, stops: Array, K: int, shares: Array, of_raw: Array, of_items: Array
-) -> None:
-    """Add the gradients of weighted sums `[R, w]` to those of the items `[P, w]`."""
-    for r in range(chosen.shape[0]):
+    t_product(back, raw, grad_weight, 0)
+    product(back, weight, raw, 0)  # the gradient of `raw` takes its place
+    for r in range(R):
         b, k = chosen[r] // K, chosen[r] % K
-        for i in range(0 if b == 0 else stops[b - 1], stops[b]):
-            _add(of_items[i], shares[i, k], of_raw[r])
+        first = 0 if b == 0 else stops[b - 1]
+        for i in range(first, stops[b]):
+            _add(grad_items[i], shares[i, k], raw[r])
 
 
 @compiled
@@ -199,6 +241,31 @@ def rows_with_gradient(grad: Array) -> Array:
                 R += 1
                 break
     return rows[:R]
+
+
+@compiled
+def _back_through_layer(
+    grad: Array,
+    chosen: Array,
+    found: Array,
+    capsules: Array,
+    dense: Array,
+    back: Array,
+    grad_dense: Array,
+    grad_dense_bias: Array,
+) -> None:
+    """Gradients of the chosen capsules `[R, d]`, of the dense layer and of its bias."""
+    K, d = found.shape[1:]
+    seen = np.empty_like(back)
+    through = np.empty_like(back)
+    for r in range(chosen.shape[0]):
+        b, k = chosen[r] // K, chosen[r] % K
+        for j in range(d):
+            seen[r, j] = capsules[b, k, j]
+            through[r, j] = grad[r, j] if found[b, k, j] > np.float32(0) else np.float32(0)
+            grad_dense_bias[j] += through[r, j]
+    t_product(through, seen, grad_dense, 0)
+    product(through, dense, back, 0)
 
 
 @compiled_reordered

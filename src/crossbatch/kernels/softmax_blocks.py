@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -225,12 +225,20 @@ def _multiplied_blocks(
     """`softmax_blocks` with products by torch; `turn` is `_plain_rows` or does as it does."""
     u, own, stops = rows.u, rows.own, rows.stops
     B, N, start = stops.shape[0], columns.column_keys.shape[0], 0
-    vectors = torch.cat([*rows.parts, u.new_zeros(width - N, u.shape[1])])
+    if turn is _plain_rows:  # slow in any case: the columns are not copied
+        vectors = list(rows.parts)
+    else:  # one product whose width is a multiple of 16 is faster than several
+        vectors = [torch.cat([*rows.parts, u.new_zeros(width - N, u.shape[1])])]
+    places = list(accumulate((len(each) for each in vectors), initial=0))
     for first in range(0, B, size):
         last = min(first + size, B)
         end = int(stops[last - 1])
         some = u[start:end]
-        scores = multiply(some, vectors.t())
+        if len(vectors) == 1 and places[1] == width:
+            scores = multiply(some, vectors[0].t())
+        else:
+            products = [torch.mm(some, each.t()) for each in vectors]
+            scores = torch.cat([*products, some.new_zeros(len(some), width - places[-1])], dim=1)
         if own is not None:
             scores[:, N] = torch.linalg.vecdot(some, own[start:end])
         losses[first:last], gradients.log_weights[start:end] = turn(
@@ -241,8 +249,9 @@ def _multiplied_blocks(
             rows.scale[first:last],
         )
         if len(gradients.users):
-            users = gradients.users[start:end].copy_(multiply(scores, vectors))
-            at = 0
+            users, at = gradients.users[start:end].zero_(), 0
+            for each, place in zip(vectors, places, strict=False):
+                users += multiply(scores[:, place : place + len(each)], each)
             for part, found in zip(rows.parts, gradients.columns, strict=True):
                 if len(found):
                     added = multiply(scores[:, at : at + len(part)].t(), some)
