@@ -82,10 +82,11 @@ $(VENV)-dist/.ready: pyproject.toml constraints.txt | dist
 	$(VENV)-dist/$(PIP) $(PINNED) dist/*.whl
 	@touch $@
 
-# The lower bounds that pyproject.toml declares; .venv has the newest versions.
+# The lower bounds that pyproject.toml declares; .venv has the newest versions. Another numba must not find
+# compiled functions that are being replaced by its own: it has a cache for itself.
 .PHONY: test-oldest
 test-oldest: $(VENV)-oldest/.ready  ## the fast tests with the oldest dependencies that are allowed
-	$(VENV)-oldest/$(PYTEST) $(PARALLEL) -m "not slow" -W ignore::DeprecationWarning $(INTERFACES)
+	NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/compiled $(VENV)-oldest/$(PYTEST) $(PARALLEL) -m "not slow" -W ignore::DeprecationWarning $(INTERFACES)
 
 # Where the dependencies' own interfaces are used; the rest would repeat what .venv has shown.
 INTERFACES = $(addprefix tests/,kernels/test_contract.py retrieval/test_index.py retrieval/test_ivf.py evaluation/test_baselines.py \
@@ -102,7 +103,7 @@ $(VENV)-oldest/.ready: pyproject.toml constraints-oldest.txt
 # Another Python with the newest versions: make test-python PYTHON=python3.13
 .PHONY: test-python
 test-python: $(VENV)-python/.ready  ## the same tests with the Python that PYTHON names
-	$(VENV)-python/$(PYTEST) $(PARALLEL) -m "not slow" $(INTERFACES)
+	NUMBA_CACHE_DIR=$(CURDIR)/$(VENV)-python/compiled $(VENV)-python/$(PYTEST) $(PARALLEL) -m "not slow" $(INTERFACES)
 
 $(VENV)-python/.ready: pyproject.toml constraints.txt
 	rm -rf $(VENV)-python
