@@ -139,6 +139,16 @@ def test_a_run_begins_with_them(dataset, recipe):
     torch.testing.assert_close(model.items(ids), expected[1:])  # content is left out at first
 
 
+def test_vectors_of_one_width_are_counted_once(dataset, recipe, monkeypatch):
+    chosen, known = resolve(normalised(recipe), dataset), {}
+    models = [build_trainer(chosen, dataset).model for _ in range(2)]
+    assert begin_with_vectors(models[0], chosen, dataset, known=known)
+    monkeypatch.setattr(cooccurrence, "near_pairs", None)  # to call it again would fail
+    assert begin_with_vectors(models[1], chosen, dataset, known=known)
+    first, second = (model.item_tower.table.weight for model in models)
+    assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize(
     "model", [{"init": "random"}, {"normalize": False}, {"item": {"hidden": [8]}}]
 )

@@ -190,7 +190,11 @@ def leading_vectors(pairs: Pairs, dim: int, generator: torch.Generator) -> Tenso
 
 @torch.no_grad()
 def begin_with_vectors(
-    model: Any, recipe: Recipe, dataset: Dataset, say: Callable[[str], None] = lambda _: None
+    model: Any,
+    recipe: Recipe,
+    dataset: Dataset,
+    say: Callable[[str], None] = lambda _: None,
+    known: dict[int, Tensor] | None = None,
 ) -> bool:
     """Give items their first vectors, where `model.init` asks for it and the model allows it.
 
@@ -202,6 +206,7 @@ def begin_with_vectors(
         recipe: By which they were built.
         dataset: Whose training sequences are counted.
         say: Gets a sentence for the user.
+        known: Vectors of the same dataset and seed by their width; new ones are added.
 
     Returns:
         Whether it did; otherwise items begin at random.
@@ -212,15 +217,16 @@ def begin_with_vectors(
     table, layers = tower.table, tower.layers
     if not isinstance(table, EmbeddingTable) or (layers is not None and len(layers) > 1):
         return False
-    began = time.perf_counter()
-    with using(recipe.train.threads or 1):  # sums depend on how they are split
-        vectors = cooccurrence_vectors(
-            *dataset.train_sequences(),
-            num_items=dataset.num_items,
-            dim=table.dim,
-            seed=recipe.train.seed,
-        )
-    table.weight.copy_(vectors)
+    began, known = time.perf_counter(), {} if known is None else known
+    if table.dim not in known:
+        with using(recipe.train.threads or 1):  # sums depend on how they are split
+            known[table.dim] = cooccurrence_vectors(
+                *dataset.train_sequences(),
+                num_items=dataset.num_items,
+                dim=table.dim,
+                seed=recipe.train.seed,
+            )
+    table.weight.copy_(known[table.dim])
     if layers is not None:
         nn.init.eye_(cast("Tensor", layers[0].weight))
     seconds = time.perf_counter() - began

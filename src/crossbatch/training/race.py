@@ -79,6 +79,7 @@ class Race:
     keep: Callable[[list[Measurement]], None] = lambda _: None
     clock: Callable[[], float] | None = None
     _contenders: dict[str, Contender] = field(default_factory=dict)
+    _first_vectors: dict[int, torch.Tensor] = field(default_factory=dict)  # by their width
     _interrupted: Callable[[], bool] = lambda: False
 
     def run(self) -> list[Measurement]:
@@ -127,7 +128,8 @@ class Race:
     def _measurement(self, name: str, steps: int) -> Measurement:
         """Train a candidate from its measurement before to `steps` steps, and measure it."""
         recipe, clock = self.candidates[name], self.clock or _clock_of(self.candidates[name])
-        contender = self._contenders.pop(name, None) or Contender(recipe, self.dataset)
+        contender = self._contenders.pop(name, None)
+        contender = contender or Contender(recipe, self.dataset, self._first_vectors)
         # Not counted: compilation in the first step, and what an earlier session has counted.
         stops = [1, *(each.steps for each in self.measured if each.candidate == name)]
         value, start = math.nan, clock()
@@ -156,13 +158,18 @@ class Race:
 class Contender:
     """A candidate in training; its random numbers do not depend on when the others train."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        dataset: Dataset,
+        first_vectors: dict[int, torch.Tensor] | None = None,
+    ) -> None:
         # Which negatives to use is measured with the winner's towers, when it trains.
         if recipe.sampler["name"] == "auto":
             recipe = replace(recipe, sampler={"name": "in_batch"})
         with torch.random.fork_rng():
             self.trainer = build_trainer(recipe, dataset)
-            begin_with_vectors(self.trainer.model, recipe, dataset)
+            begin_with_vectors(self.trainer.model, recipe, dataset, known=first_vectors)
             self._random = _random_state()
         device = pick_device(recipe.train.device)
         batches = draw_batches(recipe.train, dataset, later=self.trainer.mask_later)
