@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from crossbatch import kernels
-from crossbatch.kernels import products, softmax_blocks
+from crossbatch.kernels import products
 from crossbatch.kernels.sampled_softmax import definition, sampled_softmax
 from crossbatch.kernels.softmax_blocks import Columns
 
@@ -20,7 +20,6 @@ def _always(monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setattr(products, "FEWEST_MULTIPLICATIONS", 0)
     monkeypatch.setattr(products, "has_faster_library", lambda: True)
-    monkeypatch.setattr(softmax_blocks, "WIDE", 0)
 
 
 def assert_near(found, truth):
@@ -51,6 +50,16 @@ def test_product_of_any_shape(m, k, n):
 def test_product_of_any_memory_layout(left, right, k):
     a, b = LAYOUTS[left](torch.randn(40, k)), LAYOUTS[right](torch.randn(k, 48))
     assert_near(products.multiply(a, b), a.double() @ b.double())
+
+
+@pytest.mark.parametrize("k", [100, 128, 1024, 2100])
+@pytest.mark.parametrize(("m", "n"), [(32, 48), (48, 32), (32, 40)])
+@pytest.mark.parametrize("width", [48, 60])
+def test_transposed_product_in_pieces(k, m, n, width):
+    a, b = torch.randn(k, width)[:, :m].t(), torch.randn(k, n)
+    assert_near(products.multiply(a, b), a.double() @ b.double())
+    bias = torch.randn(n)
+    assert_near(products.multiply(a, b, bias), a.double() @ b.double() + bias.double())
 
 
 @pytest.mark.parametrize("shape", [(70, 40), (2, 35, 40), (0, 40)])

@@ -22,6 +22,8 @@ FEWEST_MULTIPLICATIONS = 1 << 22  # below, calling oneDNN takes as long as it sa
 # oneDNN compiles a product anew for every shape, which takes as long as a small product. So that
 # shapes return from batch to batch, sizes are cut to a multiple, and MKL multiplies the rest.
 MULTIPLE = 16
+# Transposed factors: rows that are copied at a time, of which as many as are a multiple.
+PIECE, PIECE_MULTIPLE = 1024, 128
 
 
 def definition(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -70,23 +72,50 @@ def has_faster_library() -> bool:
 def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """`a` `[m, k]` times `b` `[k, n]`, transposed or not, plus a bias `[n]`. No gradient."""
     (m, k), n = a.shape, b.shape[1]
+    if not worth_it(m, n, k, a, b):
+        return _torch(a, b, bias)
+    if a.stride(1) != 1:
+        return _transposed(a, b) if bias is None else _transposed(a, b) + bias
     rows, inner = m - m % MULTIPLE, k - k % MULTIPLE
-    # oneDNN would copy a transposed `a` first, which takes longer than it saves.
-    cut = not rows or not inner or n % MULTIPLE or a.stride(1) != 1
-    if cut or not worth_it(m, n, k, a, b):
+    if not rows or not inner or n % MULTIPLE:
         return _torch(a, b, bias)
     if inner != k:
         return _onednn_rows(a[:, :inner], b[:inner], bias, rows).addmm_(a[:, inner:], b[inner:])
     return _onednn_rows(a, b, bias, rows)
 
 
+def _transposed(a: Tensor, b: Tensor) -> Tensor:
+    """`a` `[m, k]` times `b` `[k, n]`, where the numbers of a column of `a` are side by side.
+
+    oneDNN wants its first factor row by row. The narrower of the two is copied so, a piece that
+    fits the cache at a time: of a whole long one the copy would take as long as the product.
+    """
+    (m, k), n = a.shape, b.shape[1]
+    inner = k - k % PIECE_MULTIPLE
+    if not inner or m % MULTIPLE or n % MULTIPLE:
+        return _torch(a, b, None)
+    narrow, wide = (b.t(), a.t()) if n <= m else (a, b)
+    wide, total = without_gaps(wide), None
+    for start in range(0, inner, PIECE):
+        piece = slice(start, min(start + PIECE, inner))
+        found = _onednn(narrow[:, piece].contiguous(), wide[piece])
+        total = found if total is None else total.add_(found)
+    assert total is not None
+    total = total.t() if n <= m else total
+    return total if inner == k else total.addmm_(a[:, inner:], b[inner:])
+
+
 def _onednn_rows(a: Tensor, b: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     """A product whose first `rows` rows are computed by oneDNN."""
-    if not (b.is_contiguous() or b.t().is_contiguous()):
-        b = b.contiguous()  # with gaps between its rows it would take a thousand times as long
+    b = without_gaps(b)
     if rows == len(a):
         return _onednn(a, b, bias)
     return torch.cat([_onednn(a[:rows], b, bias), _torch(a[rows:], b, bias)])
+
+
+def without_gaps(b: Tensor) -> Tensor:
+    """A second factor without gaps: with some, a product would take a thousand times as long."""
+    return b if b.is_contiguous() or b.t().is_contiguous() else b.contiguous()
 
 
 def _onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -27,8 +27,6 @@ from crossbatch.kernels.softmax_compiled import blocks, softmax_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-WIDE, MANY = 128, 4096  # dimensions of a vector, columns: where faster products pay
-
 
 @dataclass(slots=True)
 class Columns:
@@ -176,8 +174,7 @@ def _compiled_blocks(
     """`softmax_blocks` on one thread."""
     u, own, stops = rows.u, rows.own, rows.stops
     B, most = stops.shape[0], size
-    wide = u.shape[1] >= WIDE or width >= MANY  # else exponentials take most of the time
-    if wide and worth_it(min(size, B), width, u.shape[1], u, *rows.parts):
+    if worth_it(min(size, B), width, u.shape[1], u, *rows.parts):
         _multiplied_blocks(columns, rows, gradients, size, width, losses, _compiled_rows)
         return
     if u.shape[0] != B:  # several queries a row
@@ -225,20 +222,20 @@ def _multiplied_blocks(
     """`softmax_blocks` with products by torch; `turn` is `_plain_rows` or does as it does."""
     u, own, stops = rows.u, rows.own, rows.stops
     B, N, start = stops.shape[0], columns.column_keys.shape[0], 0
-    if turn is _plain_rows:  # slow in any case: the columns are not copied
-        vectors = list(rows.parts)
-    else:  # one product whose width is a multiple of 16 is faster than several
-        vectors = [torch.cat([*rows.parts, u.new_zeros(width - N, u.shape[1])])]
-    places = list(accumulate((len(each) for each in vectors), initial=0))
+    begins = list(accumulate((len(part) for part in rows.parts), initial=0))
+    whole = None
+    if turn is not _plain_rows:  # that one is slow in any case, and copies no columns
+        # One product whose width is a multiple of 16 is faster than several.
+        whole = torch.cat([*rows.parts, u.new_zeros(width - N, u.shape[1])])
     for first in range(0, B, size):
         last = min(first + size, B)
         end = int(stops[last - 1])
         some = u[start:end]
-        if len(vectors) == 1 and places[1] == width:
-            scores = multiply(some, vectors[0].t())
+        if whole is not None:
+            scores = multiply(some, whole.t())
         else:
-            products = [torch.mm(some, each.t()) for each in vectors]
-            scores = torch.cat([*products, some.new_zeros(len(some), width - places[-1])], dim=1)
+            products = [torch.mm(some, part.t()) for part in rows.parts]
+            scores = torch.cat([*products, some.new_zeros(len(some), width - N)], dim=1)
         if own is not None:
             scores[:, N] = torch.linalg.vecdot(some, own[start:end])
         losses[first:last], gradients.log_weights[start:end] = turn(
@@ -249,19 +246,44 @@ def _multiplied_blocks(
             rows.scale[first:last],
         )
         if len(gradients.users):
-            users, at = gradients.users[start:end].zero_(), 0
-            for each, place in zip(vectors, places, strict=False):
-                users += multiply(scores[:, place : place + len(each)], each)
-            for part, found in zip(rows.parts, gradients.columns, strict=True):
-                if len(found):
-                    added = multiply(scores[:, at : at + len(part)].t(), some)
-                    found.copy_(added) if first == 0 else found.add_(added)
-                at += len(part)
+            users = gradients.users[start:end]
+            if whole is not None:
+                users.copy_(multiply(scores, whole))
+            else:
+                users.zero_()
+                for part, place in zip(rows.parts, begins, strict=False):
+                    users.addmm_(scores[:, place : place + len(part)], part)
+            _add_column_gradients(gradients.columns, begins, scores, some, first == 0)
             if own is not None and gradients.own is not None:
                 pull = scores[:, N].unsqueeze(1)
                 users.addcmul_(own[start:end], pull)
                 torch.mul(some, pull, out=gradients.own[start:end])
         start = end
+
+
+def _add_column_gradients(
+    gradients: Sequence[Tensor], begins: Sequence[int], scores: Tensor, users: Tensor, first: bool
+) -> None:
+    """Add `scoresᵀ users` `[N, d]` to the gradients of those groups of columns that have any.
+
+    Args:
+        gradients: `[n_i, d]` of each group, or empty; overwritten by the `first` block.
+        begins: Where each group's columns begin.
+        scores: `[p, ≥ N]` gradients of a block's scores.
+        users: `[p, d]`.
+        first: Whether this is the first block.
+    """
+    live = [i for i, gradient in enumerate(gradients) if len(gradient)]
+    if not live:
+        return
+    begin, end = begins[live[0]], begins[live[-1]] + len(gradients[live[-1]])
+    # A product with a part of the columns copies them, see `without_gaps`.
+    if 2 * (end - begin) > scores.shape[1]:
+        begin, end = 0, scores.shape[1]
+    added = multiply(scores[:, begin:end].t(), users)
+    for i in live:
+        found, more = gradients[i], added[begins[i] - begin :][: len(gradients[i])]
+        found.copy_(more) if first else found.add_(more)
 
 
 def _compiled_rows(
