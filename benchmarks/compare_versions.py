@@ -3,6 +3,8 @@
     git worktree add /tmp/before HEAD~20
     python benchmarks/compare_versions.py --before /tmp/before/src --data benchmarks/out/data-full
 
+A tree that cannot read the dataset gets one of its own from the same log (`--data-before`).
+
 The shape is that of `steps.py`, at batches of 128 and 1,024. CPU time of a step on one thread, the
 loading of its batch included; medians over turns, and their ratio. The last column is the largest
 relative difference of the first 20 losses, which both trees compute from the same seed.
@@ -105,10 +107,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", type=Path, required=True, help="folder src of the other tree")
     parser.add_argument("--data", type=Path, required=True, help="dataset with a category feature")
+    parser.add_argument("--data-before", type=Path, help="the same for the other tree")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="", help="rows whose label this expression finds")
     options = parser.parse_args()
-    workers = [started(source, options.data) for source in (options.before, SOURCE)]
+    trees = [(options.before, options.data_before or options.data), (SOURCE, options.data)]
+    workers = [started(source, data) for source, data in trees]
     print("| | before, ms | now, ms | ratio | losses differ by |\n|---|---|---|---|---|")
     for batch, model, sampler in ((b, m, s) for b in (128, 1024) for m in MODELS for s in SAMPLERS):
         label = f"{model} {sampler}, batch {batch:,}"

@@ -20,7 +20,8 @@ from crossbatch.kernels.compiler import check_device
 PROCESSOR = Path("/proc/cpuinfo")
 FEWEST_MULTIPLICATIONS = 1 << 22  # below, calling oneDNN takes as long as it saves
 # oneDNN compiles a product anew for every shape, which takes as long as a small product. So that
-# shapes return from batch to batch, sizes are cut to a multiple, and MKL multiplies the rest.
+# shapes return, sizes that change from batch to batch are cut to a multiple, and MKL multiplies the
+# rest; the widths of layers and vectors do not change.
 MULTIPLE = 16
 # Transposed factors: rows that are copied at a time, of which as many as are a multiple.
 PIECE, PIECE_MULTIPLE = 1024, 128
@@ -76,12 +77,13 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         return _torch(a, b, bias)
     if a.stride(1) != 1:
         return _transposed(a, b) if bias is None else _transposed(a, b) + bias
-    rows, inner = m - m % MULTIPLE, k - k % MULTIPLE
-    if not rows or not inner or n % MULTIPLE:
+    rows = m - m % MULTIPLE
+    if not rows:
         return _torch(a, b, bias)
-    if inner != k:
-        return _onednn_rows(a[:, :inner], b[:inner], bias, rows).addmm_(a[:, inner:], b[inner:])
-    return _onednn_rows(a, b, bias, rows)
+    b = without_gaps(b)
+    if rows == m:
+        return _onednn(a, b, bias)
+    return torch.cat([_onednn(a[:rows], b, bias), _torch(a[rows:], b, bias)])
 
 
 def _transposed(a: Tensor, b: Tensor) -> Tensor:
@@ -92,7 +94,7 @@ def _transposed(a: Tensor, b: Tensor) -> Tensor:
     """
     (m, k), n = a.shape, b.shape[1]
     inner = k - k % PIECE_MULTIPLE
-    if not inner or m % MULTIPLE or n % MULTIPLE:
+    if not inner or m % MULTIPLE:
         return _torch(a, b, None)
     narrow, wide = (b.t(), a.t()) if n <= m else (a, b)
     wide, total = without_gaps(wide), None
@@ -103,14 +105,6 @@ def _transposed(a: Tensor, b: Tensor) -> Tensor:
     assert total is not None
     total = total.t() if n <= m else total
     return total if inner == k else total.addmm_(a[:, inner:], b[inner:])
-
-
-def _onednn_rows(a: Tensor, b: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-    """A product whose first `rows` rows are computed by oneDNN."""
-    b = without_gaps(b)
-    if rows == len(a):
-        return _onednn(a, b, bias)
-    return torch.cat([_onednn(a[:rows], b, bias), _torch(a[rows:], b, bias)])
 
 
 def without_gaps(b: Tensor) -> Tensor:
