@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from crossbatch.data import Batch
+from crossbatch.kernels.memory import keep_freed_memory
 from crossbatch.models import FeatureTable, build_model
 from crossbatch.negatives import SAMPLERS, Candidates, Corpus, CrossBatchSampler
 from crossbatch.training.optimizers import Adam
@@ -51,6 +52,7 @@ class Point:
 
     def prepared(self) -> Callable[[], object]:
         """Build everything, fill the bank, return one step."""
+        keep_freed_memory()  # as a training run does
         torch.manual_seed(0)
         shape = self.shape
         categories = torch.randint(CATEGORIES, (self.num_items + 1,))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from crossbatch.kernels.large_pages import on_large_pages
+from crossbatch.kernels.memory import on_large_pages
 from crossbatch.kernels.row_gradients import RowRead
 from crossbatch.kernels.table_rows import gather_rows, mean_rows
 

@@ -20,6 +20,7 @@ from crossbatch.data.dataset.features import read_encoders
 from crossbatch.data.dataset.shards import EVENT_BITS
 from crossbatch.errors import ConfigError
 from crossbatch.files import file_checksum
+from crossbatch.kernels.memory import keep_freed_memory
 from crossbatch.models import MODELS, FeatureTable, Inputs, ItemTower, build_model
 from crossbatch.models.build import item_tower_class
 from crossbatch.models.huggingface_states import read_config
@@ -244,6 +245,7 @@ def build_trainer(
                 "loss.impressions is true, which several processes cannot share yet: set it to "
                 "false, or train in one process"
             )
+    keep_freed_memory()
     device = pick_device(train.device)
     torch.manual_seed(train.seed)
     towers: Any = (build_towers(recipe, dataset, ranks) if model is None else model).to(device)

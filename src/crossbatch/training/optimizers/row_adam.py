@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from crossbatch.kernels.large_pages import on_large_pages
+from crossbatch.kernels.memory import on_large_pages
 from crossbatch.kernels.row_updates import AdamRates, RowUpdates
 from crossbatch.kernels.skipped_steps import SkippedSteps
 from crossbatch.training.optimizers.row_optimizer import RowOptimizer, checked_steps

@@ -1,0 +1,50 @@
+"""Memory of a training process: large pages for large tables, and freed memory kept for reuse."""
+
+import ctypes
+import mmap
+import os
+import sys
+from functools import cache
+
+from torch import Tensor
+
+WORTH_IT = 1 << 23  # bytes
+ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux has it
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # options of `mallopt`, from malloc.h
+KEPT = 1 << 30  # bytes: larger tensors are the system's own business
+CHOSEN_BY_USER = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+
+
+def on_large_pages(fresh: Tensor) -> Tensor:
+    """Ask the system to back a tensor by large pages, and return it.
+
+    A row anywhere in 80 MB is on a page of its own, and finding that page takes as long as reading
+    the row. With pages of 2 MB instead of 4 KB a step's rows are updated a third faster.
+
+    Args:
+        fresh: Just made and not written to: pages are chosen when they are first touched.
+    """
+    size = fresh.numel() * fresh.element_size()
+    if ADVICE is None or fresh.device.type != "cpu" or size < WORTH_IT:
+        return fresh
+    first = -(-fresh.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = fresh.data_ptr() + size - first
+    # A refusal changes nothing but the speed.
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), ADVICE)
+    return fresh
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Have this process reuse the memory of freed tensors up to `KEPT`; False where it does not.
+
+    The C library returns blocks of more than 32 MB to the system as soon as they are freed. Every
+    step of a large batch would then get its tensors as new pages, which the system fills with zeros
+    first: that takes up to 40 % of the step. A process keeps what its largest step needs instead.
+    Limits that the user has set by the C library's environment variables stay.
+    """
+    if sys.platform != "linux" or any(name in os.environ for name in CHOSEN_BY_USER):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    # Older versions of the library refuse so high a limit, and go on as before.
+    return bool(mallopt and mallopt(MMAP_THRESHOLD, KEPT) and mallopt(TRIM_THRESHOLD, KEPT))
