@@ -15,6 +15,7 @@ from importlib import metadata
 from typing import Annotated, NoReturn, TextIO, cast
 
 import typer
+from typer import Option
 
 from crossbatch.cli import (
     bundles,
@@ -22,8 +23,7 @@ from crossbatch.cli import (
     data,
     doctor,
     recommend,
-    report,
-    reproduce,
+    reports,
     serve,
     start,
     train,
@@ -57,8 +57,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "vectors": bundles.vectors,
     "recommend": recommend.recommend,
     "serve": serve.serve,
-    "reproduce": reproduce.reproduce,
-    "report": report.report,
+    "reproduce": reports.reproduce,
+    "report": reports.report,
     "cache": cache.cache,
     "doctor": doctor.doctor,
 }
@@ -78,9 +78,7 @@ def _print_version(asked: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
+        Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Define the options of the command itself."""

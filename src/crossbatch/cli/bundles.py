@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from crossbatch.cli.terminal import (
     AllowCode,
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
     from crossbatch.serving import Bundle
 
-Source = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder.")]
-Key = Annotated[str, typer.Option(help="Column of item ids.")]
+Source = Annotated[Path, Argument(metavar="BUNDLE", help="Bundle folder.")]
+Key = Annotated[str, Option(help="Column of item ids.")]
 FilterColumn = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="NAME[:KIND]",
         help="A column that requests may filter by; may be repeated. "
         "KIND: boolean, integer, number, time, text or list.",
@@ -38,27 +39,21 @@ items_app = typer.Typer(no_args_is_help=True, help="Change the items of a bundle
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder of a training.")],
+    run: Annotated[Path, Argument(help="Run folder of a training.")],
     out: BundleOut,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the bundle; default: the run's.")
-    ] = None,
+    name: Annotated[str | None, Option(help="Name of the bundle; default: the run's.")] = None,
     index: Annotated[
-        str, typer.Option(help="auto, exact or ivf; auto measures which is faster.")
+        str, Option(help="auto, exact or ivf; auto measures which is faster.")
     ] = "auto",
     recall: Annotated[
-        float, typer.Option(help="Share of the exact list that an approximate index must find.")
+        float, Option(help="Share of the exact list that an approximate index must find.")
     ] = 0.99,
     graph: Annotated[
-        bool, typer.Option(help="Also write the user tower as a torch.export graph.")
+        bool, Option(help="Also write the user tower as a torch.export graph.")
     ] = True,
-    onnx: Annotated[
-        bool, typer.Option("--onnx", help="Also write it as ONNX (extra onnx).")
-    ] = False,
+    onnx: Annotated[bool, Option("--onnx", help="Also write it as ONNX (extra onnx).")] = False,
     filter_column: FilterColumn = None,
-    items: Annotated[
-        Path | None, typer.Option(help="File of items with the filter columns.")
-    ] = None,
+    items: Annotated[Path | None, Option(help="File of items with the filter columns.")] = None,
     key: Key = "item",
     data: MovedData = None,
     allow_code: AllowCode = None,
@@ -106,10 +101,10 @@ def _table(path: Path, option: str) -> pl.DataFrame:
 @items_app.command("add")
 def add(
     bundle: Source,
-    items: Annotated[Path, typer.Argument(help="New items: Parquet, CSV or JSON lines.")],
+    items: Annotated[Path, Argument(help="New items: Parquet, CSV or JSON lines.")],
     out: BundleOut,
     key: Key = "item",
-    title: Annotated[str, typer.Option(help="Column of titles.")] = "title",
+    title: Annotated[str, Option(help="Column of titles.")] = "title",
     allow_code: AllowCode = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -136,9 +131,9 @@ def add(
 def remove(
     bundle: Source,
     out: BundleOut,
-    items: Annotated[str | None, typer.Option(help="Item ids, comma-separated.")] = None,
-    file: Annotated[Path | None, typer.Option(help="File of item ids, in column --key.")] = None,
-    key: Annotated[str, typer.Option(help="Column of item ids in --file.")] = "item",
+    items: Annotated[str | None, Option(help="Item ids, comma-separated.")] = None,
+    file: Annotated[Path | None, Option(help="File of item ids, in column --key.")] = None,
+    key: Annotated[str, Option(help="Column of item ids in --file.")] = "item",
     allow_code: AllowCode = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -171,10 +166,10 @@ def remove(
 @items_app.command("set")
 def set_(
     bundle: Source,
-    changes: Annotated[Path, typer.Argument(help="Items: Parquet, CSV or JSON lines.")],
+    changes: Annotated[Path, Argument(help="Items: Parquet, CSV or JSON lines.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Bundle folder to create; BUNDLE itself is the default."),
+        Option("--out", "-o", help="Bundle folder to create; BUNDLE itself is the default."),
     ] = None,
     key: Key = "item",
     filter_column: FilterColumn = None,
@@ -213,15 +208,13 @@ def set_(
 
 
 def vectors(
-    source: Annotated[Path, typer.Argument(help="Bundle, or run folder of a training.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File: .parquet or .jsonl.")
-    ] = None,
+    source: Annotated[Path, Argument(help="Bundle, or run folder of a training.")],
+    out: Annotated[Path | None, Option("--out", "-o", help="File: .parquet or .jsonl.")] = None,
     postgres: Annotated[
         str | None,
-        typer.Option(help="PostgreSQL address instead; keep the password in PGPASSWORD."),
+        Option(help="PostgreSQL address instead; keep the password in PGPASSWORD."),
     ] = None,
-    table: Annotated[str, typer.Option(help="With --postgres: table name.")] = "crossbatch_items",
+    table: Annotated[str, Option(help="With --postgres: table name.")] = "crossbatch_items",
     allow_code: AllowCode = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,

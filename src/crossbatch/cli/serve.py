@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from crossbatch.cli.terminal import AllowCode
 from crossbatch.errors import ConfigError, needs_extra
@@ -16,49 +17,45 @@ TOKEN_VARIABLE = "CROSSBATCH_TOKEN"  # noqa: S105 - the variable's name, not a t
 
 
 def serve(
-    bundle: Annotated[Path, typer.Argument(help="Bundle folder, or a symbolic link to one.")],
+    bundle: Annotated[Path, Argument(help="Bundle folder, or a symbolic link to one.")],
     compare: Annotated[
         Path | None,
-        typer.Option(metavar="BUNDLE", help="A second bundle; the page shows both side by side."),
+        Option(metavar="BUNDLE", help="A second bundle; the page shows both side by side."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address; all but loopback need a token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free one.")] = 8000,
+    host: Annotated[str, Option(help="Address; all but loopback need a token.")] = ("127.0.0.1"),
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 for any free one.")] = 8000,
     token_file: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help=f"File with the token that requests must send; default: ${TOKEN_VARIABLE}.",
         ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Reload when the bundle at this path changes.")
+        bool, Option("--watch", help="Reload when the bundle at this path changes.")
     ] = False,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds before a request fails.")] = 10.0,
+    timeout: Annotated[float, Option(min=0.1, help="Seconds before a request fails.")] = 10.0,
     max_queue: Annotated[
-        int, typer.Option(min=1, help="Requests that may wait; more get status 503.")
+        int, Option(min=1, help="Requests that may wait; more get status 503.")
     ] = 512,
     workers: Annotated[
-        int, typer.Option(min=1, help="Processes that answer; each has its own queue.")
+        int, Option(min=1, help="Processes that answer; each has its own queue.")
     ] = 1,
     share: Annotated[
-        float, typer.Option(help="Share of requests that --compare answers, by their key.")
+        float, Option(help="Share of requests that --compare answers, by their key.")
     ] = 0.0,
     shadow: Annotated[
-        bool, typer.Option("--shadow", help="Ask --compare too, for log and metrics alone.")
+        bool, Option("--shadow", help="Ask --compare too, for log and metrics alone.")
     ] = False,
     exposure_log: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Append what was shown, as JSON lines; -: stdout."),
+        Option(metavar="FILE", help="Append what was shown, as JSON lines; -: stdout."),
     ] = None,
     log_histories: Annotated[
-        bool, typer.Option("--log-histories", help="Write histories to the exposure log too.")
+        bool, Option("--log-histories", help="Write histories to the exposure log too.")
     ] = False,
     allow_code: AllowCode = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")
-    ] = False,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Log warnings and errors only.")] = False,
 ) -> None:
     """Serve recommendations over HTTP, and a page that shows them.
 
@@ -67,6 +64,7 @@ def serve(
 
     Example: crossbatch serve first.bundle --port 8000 --watch
     """
+    given = dict(locals())  # the options by name
     gc.disable()  # saves a fifth of the start-up; enabled again before the first request
     # One core answers HTTP, the others search; to be set before the libraries are loaded.
     cores = os.cpu_count() or 2
@@ -75,21 +73,8 @@ def serve(
     with needs_extra("serve", "serving"):
         from crossbatch.serving.server.run import ServeOptions
         from crossbatch.serving.server.run import serve as run
-    options = ServeOptions(
-        host=host,
-        port=port,
-        token=_token(token_file),
-        watch=watch,
-        timeout=timeout,
-        max_queue=max_queue,
-        quiet=quiet,
-        share=share,
-        shadow=shadow,
-        exposure_log=exposure_log,
-        log_histories=log_histories,
-        workers=workers,
-        allow_code=tuple(allow_code or ()),
-    )
+    given |= {"token": _token(token_file), "allow_code": tuple(allow_code or ())}
+    options = ServeOptions(**{field.name: given[field.name] for field in fields(ServeOptions)})
     run(bundle, options, compare=compare)
 
 

@@ -148,3 +148,21 @@ class ArrayWriter:
         self._file.close()
         if kind is None and self._written != self._length:
             raise RuntimeError(f"{self._written} of {self._length} elements were written")
+
+
+class SumWriter(ArrayWriter):
+    """A new `.npy` of the running sums of `count` numbers, from 0 on: one more than these.  int64.
+
+    Of lengths these are offsets: where each range begins, and the end of all.
+    """
+
+    def __init__(self, path: Path, count: int) -> None:
+        super().__init__(path, np.int64, count + 1)
+        self._sum = 0
+        super().append(np.zeros(1))
+
+    def append(self, values: np.ndarray) -> None:
+        """Add the sums of the next numbers.  Shape `[n]`."""
+        sums = self._sum + np.cumsum(values, dtype=np.int64)
+        super().append(sums)
+        self._sum = int(sums[-1]) if len(sums) else self._sum

@@ -37,10 +37,10 @@ from crossbatch.data.prepare.rest import (
 )
 from crossbatch.data.prepare.sequences import Written
 from crossbatch.data.prepare.staged_log import StagedLog, read_log
-from crossbatch.data.progress import Progress, silent
 from crossbatch.data.readers.source import Source, Tally
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_folder, remove_leftovers
+from crossbatch.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,8 +22,8 @@ from crossbatch.data.prepare.options import PrepareOptions
 from crossbatch.data.prepare.rest import write_rest
 from crossbatch.data.prepare.sequences import write_sequences
 from crossbatch.data.prepare.staged_log import StagedLog, read_log
-from crossbatch.data.progress import Progress
 from crossbatch.data.readers.source import Source, Tally
+from crossbatch.progress import Progress
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from crossbatch.data.dataset.shards import MOST_SHARDS
 from crossbatch.data.prepare.sequences import TIE_RULES
 from crossbatch.data.prepare.splits import SPLITS, SplitOptions, user_bounds
-from crossbatch.data.prepare.weights import MOST_WEIGHT
-from crossbatch.errors import ConfigError
+from crossbatch.data.prepare.staged_log import MOST_WEIGHT
+from crossbatch.errors import ConfigError, check_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 COMIREC_SEED = 1230
 
@@ -66,8 +66,8 @@ class PrepareOptions:
     seed: int = COMIREC_SEED
 
     def __post_init__(self) -> None:
-        _one_of("split", self.split, SPLITS)
-        _one_of("ties", self.ties, TIE_RULES)
+        check_choice("split", self.split, SPLITS)
+        check_choice("ties", self.ties, TIE_RULES)
         for name in ("min_item_count", "min_user_count"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -148,8 +148,3 @@ def _check_weights(weights: Mapping[str, float] | None) -> None:
             f"event_weights must give a kind of event a weight above 0, got {dict(weights)}: "
             "nothing would be a target"
         )
-
-
-def _one_of(name: str, value: str, names: Iterable[str]) -> None:
-    if value not in names:
-        raise ConfigError(f"{name} must be one of {', '.join(names)}, got {value!r}")

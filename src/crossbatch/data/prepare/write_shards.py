@@ -19,6 +19,7 @@ import numpy as np
 from crossbatch.data.dataset.arrays import (
     ArrayReader,
     ArrayWriter,
+    SumWriter,
     offsets_of,
     range_positions,
     user_runs,
@@ -140,13 +141,10 @@ def _copy_rows(source: Path, target: Path, starts: np.ndarray, ends: np.ndarray)
 
 def _copy_sums(source: Path, target: Path, starts: np.ndarray, ends: np.ndarray) -> None:
     """Copy what ascending ranges add to running sums `[n + 1]`, as sums from 0 on."""
-    array, last = ArrayReader(source), 0
-    with ArrayWriter(target, array.dtype, int((ends - starts).sum()) + 1) as copy:
-        copy.append(np.zeros(1, dtype=array.dtype))
+    array = ArrayReader(source)
+    with SumWriter(target, int((ends - starts).sum())) as copy:
         for first, end, positions in _spans(starts, ends):
-            sums = last + np.cumsum(np.diff(array[first : end + 1])[positions])
-            copy.append(sums)
-            last = int(sums[-1]) if len(sums) else last
+            copy.append(np.diff(array[first : end + 1])[positions])
 
 
 def _pieces(array: ArrayReader, starts: np.ndarray, ends: np.ndarray) -> Iterator[np.ndarray]:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from crossbatch.data.readers.source import Column, ReadOptions, Source, Tally
-from crossbatch.data.readers.text_blocks import check_ratio
-from crossbatch.data.readers.text_tables import parse_rows, read_delimited
+from crossbatch.data.readers.text_tables import check_ratio, parse_rows, read_delimited
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.prepare.sequences import mix
-from crossbatch.data.synthetic.topic_visits import TOPICS
 
+TOPICS = 5  # of a category
 MIN_COUNT = 5  # interactions of every item and user, at least, so that the default filter keeps all
 ITEM_EXPONENT = 1.0  # Zipf exponent inside a topic
 ROUNDS = 4  # of the Feistel network

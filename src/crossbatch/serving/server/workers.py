@@ -18,7 +18,8 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.serving.server.monitoring import METRICS_FOLDER, forget_worker, log_event
+from crossbatch.serving.server.logs import log_event
+from crossbatch.serving.server.monitoring import METRICS_FOLDER, forget_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
