@@ -68,6 +68,16 @@ def user_runs(offsets: np.ndarray, rows: int) -> list[slice]:
     return [slice(first, last) for first, last in pairwise(bounds)]
 
 
+def range_runs(starts: np.ndarray, ends: np.ndarray, rows: int) -> Iterator[tuple[slice, int, int]]:
+    """Cut ascending ranges `start:end` into runs; yield each with the span that holds it.
+
+    The spans have about `rows` elements, at most one range's more.
+    """
+    if len(starts):
+        for run in user_runs(np.append(starts, ends[-1]) - starts[0], rows):
+            yield run, int(starts[run.start]), int(ends[run.stop - 1])
+
+
 class ArrayReader:
     """A `.npy` that is read in slices; its rows are numbers, or `width` numbers each."""
 

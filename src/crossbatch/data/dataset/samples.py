@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from crossbatch.data.dataset.arrays import map_array, offsets_of, range_positions, take, user_runs
+from crossbatch.data.dataset.arrays import (
+    map_array,
+    offsets_of,
+    range_positions,
+    range_runs,
+    take,
+    user_runs,
+)
 from crossbatch.errors import ConfigError, check_choice
 
 if TYPE_CHECKING:
@@ -23,7 +30,9 @@ if TYPE_CHECKING:
 
 SAMPLE_BY = ("user", "interaction")
 SUMMED_ROWS = 2_000_000  # another number would round the sampling law differently
+CHUNK_ROWS = 1 << 20  # interactions whose times are read at once
 MOST_DAYS = 1e6  # the age of a log
+DAY = 86_400 * 1_000_000  # microseconds
 
 
 @dataclass(frozen=True)
@@ -140,9 +149,8 @@ def item_totals(
     """
     counts = weights is None and weight_offsets is None
     totals = np.zeros(num_items + 1, dtype=np.int64 if counts else np.float64)
-    for run in user_runs(np.append(starts, ends[-1]) - starts[0], SUMMED_ROWS):
+    for run, first, last in range_runs(starts, ends, SUMMED_ROWS):
         positions, offsets = range_positions(starts[run], ends[run])
-        first, last = int(starts[run.start]), int(ends[run.stop - 1])
         held = items[first:last][positions - first]
         weight = None if weights is None else np.repeat(weights[run], np.diff(offsets))
         if weight_offsets is not None:
@@ -157,10 +165,7 @@ def target_counts(
 ) -> np.ndarray:
     """Count the interactions with a weight above 0 in ascending ranges `start:end`.  `[n]`."""
     counts = np.zeros(len(starts), dtype=np.int64)
-    if not len(starts):
-        return counts
-    for run in user_runs(np.append(starts, ends[-1]) - starts[0], SUMMED_ROWS):
-        first, last = int(starts[run.start]), int(ends[run.stop - 1])
+    for run, first, last in range_runs(starts, ends, SUMMED_ROWS):
         before = offsets_of(np.diff(weight_offsets[first : last + 1]) > 0)
         counts[run] = before[ends[run] - first] - before[starts[run] - first]
     return counts
@@ -238,19 +243,23 @@ class Training(NamedTuple):
         starts, ends = self.starts, self.ends
         firsts = starts + draw.min_history
         if draw.newest_days:
-            firsts = np.maximum(firsts, self._first_newer(draw.newest_days, last_time))
+            newest = last_time - round(draw.newest_days * DAY)
+            earlier = before(self.events.offsets, self.events.times, newest + 1)
+            firsts = np.maximum(firsts, earlier[self.rows])
         eligible = firsts < ends
         kept = slice(None) if eligible.all() else eligible  # no copies where all are
         arrays = (self.users[kept], starts[kept], firsts[kept], ends[kept])
         return Samples(*arrays, draw.sample_by, self.events.weight_offsets)
 
-    def _first_newer(self, days: float, last_time: int) -> np.ndarray:
-        """Return each user's first interaction of the last `days` of training.  `[T]`."""
-        from crossbatch.data.prepare.splits import DAY, Sequences, before
 
-        newest = last_time - round(days * DAY)
-        sequences = Sequences(self.events.offsets, self.events.times, (0, 0))
-        return np.asarray(before(sequences, newest + 1)[self.rows])
+def before(offsets: np.ndarray, times: ArrayReader | np.ndarray, moment: int) -> np.ndarray:
+    """Return the end of each user's interactions before a moment.  Shape `[num_users]`."""
+    ends = offsets[:-1].copy()
+    for run in user_runs(offsets, CHUNK_ROWS):
+        start, end = int(offsets[run.start]), int(offsets[run.stop])
+        earlier = offsets_of(times[start:end] < moment)
+        ends[run] += np.diff(earlier[offsets[run.start : run.stop + 1] - start])
+    return ends
 
 
 def no_samples(draw: Draw, longest: int, *, weightless: bool) -> ConfigError:

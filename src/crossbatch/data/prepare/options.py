@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossbatch.data.dataset.shards import MOST_SHARDS
 from crossbatch.data.prepare.sequences import TIE_RULES
-from crossbatch.data.prepare.splits import SPLITS, SplitOptions, user_bounds
+from crossbatch.data.prepare.splits import SPLITS, user_bounds
 from crossbatch.data.prepare.staged_log import MOST_WEIGHT
 from crossbatch.errors import ConfigError, check_choice
 
@@ -93,7 +93,7 @@ class PrepareOptions:
         self._check_shards()
         if self.seed < 0:
             raise ConfigError(f"seed must not be negative, got {self.seed}")
-        _ = self.for_split
+        _ = self.test_moment
 
     def _check_shards(self) -> None:
         if self.shards is None:
@@ -111,10 +111,17 @@ class PrepareOptions:
             )
 
     @property
-    def for_split(self) -> SplitOptions:
-        """What the split needs of these options."""
-        moment = None if self.test_day is None else _day_start(self.test_day)
-        return SplitOptions(self.valid_share, self.test_share, moment, self.seed)
+    def test_moment(self) -> int | None:
+        """When the day of test begins in UTC, in microseconds since 1970."""
+        if self.test_day is None:
+            return None
+        try:
+            start = datetime.strptime(self.test_day, "%Y-%m-%d").replace(tzinfo=UTC)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"test_day must be a date such as 2024-05-31, got {self.test_day!r}"
+            ) from None
+        return int(start.timestamp()) * 1_000_000
 
     @classmethod
     def merged(cls, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> PrepareOptions:
@@ -125,15 +132,6 @@ class PrepareOptions:
         if unknown:
             raise ConfigError(f"unknown options {unknown}: choose from {sorted(known)}")
         return cls(**{**defaults, **chosen})
-
-
-def _day_start(day: str) -> int:
-    """Microseconds from 1970 to the beginning of a day in UTC."""
-    try:
-        start = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC)
-    except (TypeError, ValueError):
-        raise ConfigError(f"test_day must be a date such as 2024-05-31, got {day!r}") from None
-    return int(start.timestamp()) * 1_000_000
 
 
 def _check_weights(weights: Mapping[str, float] | None) -> None:

@@ -138,7 +138,7 @@ def write_split(
     folder: Path, sequences: Sequences, num_items: int, options: PrepareOptions
 ) -> dict[str, int]:
     """Write split, item counts and sampling law; return the sizes of the parts."""
-    split = SPLITS[options.split](sequences, options.for_split)
+    split = SPLITS[options.split](sequences, options)
     items, offsets = ArrayReader(folder / "items.npy"), sequences.offsets
     lengths = split.train_ends - offsets[split.train_users]
     if not (lengths > 1).any():

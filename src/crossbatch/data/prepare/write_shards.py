@@ -22,7 +22,7 @@ from crossbatch.data.dataset.arrays import (
     SumWriter,
     offsets_of,
     range_positions,
-    user_runs,
+    range_runs,
 )
 from crossbatch.data.dataset.features import read_schema
 from crossbatch.data.dataset.samples import Samples
@@ -143,20 +143,12 @@ def _copy_sums(source: Path, target: Path, starts: np.ndarray, ends: np.ndarray)
     """Copy what ascending ranges add to running sums `[n + 1]`, as sums from 0 on."""
     array = ArrayReader(source)
     with SumWriter(target, int((ends - starts).sum())) as copy:
-        for first, end, positions in _spans(starts, ends):
-            copy.append(np.diff(array[first : end + 1])[positions])
+        for run, first, last in range_runs(starts, ends, PIECE_ROWS):
+            inside, _ = range_positions(starts[run] - first, ends[run] - first)
+            copy.append(np.diff(array[first : last + 1])[inside])
 
 
 def _pieces(array: ArrayReader, starts: np.ndarray, ends: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the rows of ascending ranges, those of about `PIECE_ROWS` rows at a time."""
-    for first, end, positions in _spans(starts, ends):
-        yield array[first:end][positions]
-
-
-def _spans(starts: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield spans of an array that hold some of the ranges, and the ranges' positions in them."""
-    if not len(starts):
-        return
-    for run in user_runs(np.append(starts, ends[-1]) - starts[0], PIECE_ROWS):
-        first, end = int(starts[run.start]), int(ends[run.stop - 1])
-        yield first, end, range_positions(starts[run] - first, ends[run] - first)[0]
+    for run, first, last in range_runs(starts, ends, PIECE_ROWS):
+        yield array[first:last][range_positions(starts[run] - first, ends[run] - first)[0]]

@@ -163,4 +163,4 @@ def _table(
         data = Path(member).read_bytes()
     if has_header:
         return pl.read_csv(io.BytesIO(data), infer_schema=False, new_columns=list(columns))
-    return parse_rows(data, columns, Tally(), separator=separator, encoding="latin-1")
+    return parse_rows(data.decode("latin-1").encode(), columns, Tally(), separator=separator)

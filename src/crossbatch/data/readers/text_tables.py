@@ -115,7 +115,6 @@ def read_delimited(
     *,
     separator: str = ",",
     header: Sequence[str] | None = None,
-    encoding: str = "utf-8",
 ) -> Iterator[pl.DataFrame]:
     """Yield frames of strings with the given columns, from our names to the file's.
 
@@ -130,7 +129,7 @@ def read_delimited(
     for number, block in enumerate(line_blocks(path)):
         rows = block.split(b"\n", skip)[-1] if number == 0 else block
         if rows.strip():
-            frame = parse_rows(rows, names, tally, separator=separator, encoding=encoding)
+            frame = parse_rows(rows, names, tally, separator=separator)
             yield frame.select(chosen)
 
 
@@ -150,12 +149,8 @@ def require_names(path: Path, wanted: Iterable[str], names: Collection[str], wha
             raise DataError(f"{path.name} has no {what} {name!r}; its {what}s are: {known}")
 
 
-def parse_rows(
-    block: bytes, names: Sequence[str], tally: Tally, *, separator: str, encoding: str
-) -> pl.DataFrame:
+def parse_rows(block: bytes, names: Sequence[str], tally: Tally, *, separator: str) -> pl.DataFrame:
     """Return a block of lines as a frame of strings."""
-    if encoding != "utf-8":
-        block = block.decode(encoding).encode("utf-8")
     mark = separator
     if len(separator) > 1:
         mark = "\x1f"

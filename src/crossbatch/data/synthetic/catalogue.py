@@ -36,9 +36,6 @@ _ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z",
 _VOWELS = ("a", "e", "i", "o", "u", "ai", "eo", "ia")
 
 
-PLACE = pl.int_range(pl.len(), dtype=pl.Int64).over("group")
-
-
 class Catalogue(NamedTuple):
     """Items in the order of their topics."""
 
@@ -159,7 +156,8 @@ def _feistel(numbers: np.ndarray, half: np.ndarray, keys: np.ndarray) -> np.ndar
 
 def places_in_group(groups: np.ndarray) -> np.ndarray:
     """Return how many equal values come before each.  Shape `[n]`, int64."""
-    return pl.Series("group", groups).to_frame().select(PLACE).to_series().to_numpy()
+    place = pl.int_range(pl.len(), dtype=pl.Int64).over("group")
+    return pl.Series("group", groups).to_frame().select(place).to_series().to_numpy()
 
 
 def spread_repeats(
