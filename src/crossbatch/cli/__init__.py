@@ -17,25 +17,9 @@ from typing import Annotated, NoReturn, TextIO, cast
 import typer
 from typer import Option
 
-from crossbatch.cli import (
-    bundles,
-    cache,
-    data,
-    doctor,
-    recommend,
-    reports,
-    serve,
-    start,
-    train,
-)
+from crossbatch.cli import bundles, cache, data, doctor, recommend, reports, start, train
 from crossbatch.cli.terminal import FAILED, MISTAKE
-from crossbatch.errors import (
-    ConfigError,
-    DataError,
-    OtherRankError,
-    RankLostError,
-    out_of_memory,
-)
+from crossbatch.errors import ConfigError, DataError, OtherRankError, RankLostError, out_of_memory
 from crossbatch.printing import PrintableStream
 
 app = typer.Typer(
@@ -56,7 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": bundles.export,
     "vectors": bundles.vectors,
     "recommend": recommend.recommend,
-    "serve": serve.serve,
+    "serve": bundles.serve,
     "reproduce": reports.reproduce,
     "report": reports.report,
     "cache": cache.cache,

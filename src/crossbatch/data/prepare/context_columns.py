@@ -16,12 +16,7 @@ import polars as pl
 
 from crossbatch.data.dataset.arrays import ArrayWriter, SumWriter, map_array, range_positions
 from crossbatch.data.dataset.encoders import Encoded, Encoder, clean_text, fit
-from crossbatch.data.dataset.features import (
-    SCHEMA,
-    read_encoders,
-    save_encoder,
-    schema_entry,
-)
+from crossbatch.data.dataset.features import SCHEMA, read_encoders, save_encoder, schema_entry
 from crossbatch.data.dataset.string_table import StringTable, write_strings
 from crossbatch.data.prepare.rest import FOLDER as REST
 from crossbatch.data.prepare.staged_log import KeyCodes

@@ -25,19 +25,8 @@ from crossbatch.serving.bundle.graph import ids_as_vectors, traced
 from crossbatch.serving.bundle.manifest import MANIFEST
 from crossbatch.serving.bundle.model_files import HistoryEncoder, split_state
 from crossbatch.serving.bundle.opening import all_items, open_bundle
-from crossbatch.serving.bundle.writing import (
-    PROBE_USERS,
-    Contents,
-    IndexPlan,
-    Probe,
-    write_bundle,
-)
-from crossbatch.serving.from_run import (
-    feature_names,
-    request_features,
-    run_profiles,
-    user_side,
-)
+from crossbatch.serving.bundle.writing import PROBE_USERS, Contents, IndexPlan, Probe, write_bundle
+from crossbatch.serving.from_run import feature_names, request_features, run_profiles, user_side
 from crossbatch.training.distributed.start import joined, together
 from crossbatch.training.run_folder import open_run
 

@@ -24,12 +24,7 @@ from crossbatch.remote import local_path
 from crossbatch.retrieval import ExactIndex, IVFIndex
 from crossbatch.serving.bundle import core_graph
 from crossbatch.serving.bundle.graph import OwnUsers
-from crossbatch.serving.bundle.manifest import (
-    REMEDY,
-    BundleError,
-    read_manifest,
-    verify_files,
-)
+from crossbatch.serving.bundle.manifest import REMEDY, BundleError, read_manifest, verify_files
 from crossbatch.serving.bundle.model_files import (
     ID_TABLE,
     ITEM_TOWER,

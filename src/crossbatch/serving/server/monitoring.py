@@ -124,11 +124,6 @@ class _Workers(multiprocess.MultiProcessCollector):
             yield metric
 
 
-def forget_worker(pid: int) -> None:
-    """Leave a process that has ended out of the gauges; its counts stay."""
-    multiprocess.mark_process_dead(pid)
-
-
 class RequestMonitor:
     """The outermost ASGI layer: a log line, metrics and protective headers for every request.
 
