@@ -19,7 +19,7 @@ import polars as pl
 import torch
 
 from crossbatch.serving import open_bundle
-from crossbatch.serving.recommend_users import recommend_users
+from crossbatch.serving.tables import recommend_users
 
 PIECE = 50_000
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from crossbatch.config import ModelConfig, build
-from crossbatch.data.progress import silent
 from crossbatch.models import MODELS, ItemTower, TwoTower
+from crossbatch.progress import silent
 from crossbatch.serving.bundle.model_files import split_state
 from crossbatch.serving.bundle.writing import Contents, IndexPlan, Probe, write_bundle
 

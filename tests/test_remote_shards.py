@@ -12,7 +12,7 @@ import torch
 from crossbatch import cache as local_cache
 from crossbatch.cache import NoRoomError
 from crossbatch.data import Dataset, PrepareOptions, open_dataset, prepare
-from crossbatch.data.dataset import shard_files
+from crossbatch.data.dataset import shards
 from crossbatch.data.synthetic import SynthOptions, synthetic_source
 from crossbatch.errors import DataError
 from crossbatch.evaluation.runs import evaluate_runs
@@ -53,7 +53,7 @@ def settle(dataset: Dataset) -> None:
     """Wait for what is fetched in the background, so that the files are counted at rest."""
     assert dataset.shards is not None
     if (ahead := dataset.shards._files._ahead) is not None:
-        ahead.join()
+        ahead[1].join()
 
 
 def same(one: Any, other: Any) -> bool:
@@ -143,7 +143,7 @@ def test_the_next_shard_comes_in_the_background(
     from threading import current_thread, main_thread
 
     remote = made("memory://shop/data")
-    fetch, by_main, failed = shard_files.fetch_part, [], []
+    fetch, by_main, failed = shards.fetch_part, [], []
 
     def unreliable(url: str, folder: Path, part: str, files: Any) -> None:
         if current_thread() is main_thread():
@@ -153,7 +153,7 @@ def test_the_next_shard_comes_in_the_background(
             raise DataError("the network is gone")
         fetch(url, folder, part, files)
 
-    monkeypatch.setattr(shard_files, "fetch_part", unreliable)
+    monkeypatch.setattr(shards, "fetch_part", unreliable)
     list(islice(remote.batches(16, seed=2), 60))
     assert len(by_main) == 2  # the first one, and the one that had failed
     assert by_main[1:] == failed

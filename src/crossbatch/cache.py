@@ -13,14 +13,12 @@ import os
 import re
 import shutil
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from crossbatch.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from crossbatch.files import locked_alone
 
 CACHE = "CROSSBATCH_CACHE"
 LIMIT = "CROSSBATCH_CACHE_BYTES"
@@ -91,7 +89,7 @@ def release(folder: Path) -> None:
 
 def remove_unused(folder: Path) -> bool:
     """Remove a folder that no process uses, at once; return whether it is gone."""
-    with _alone(folder) as free:
+    with locked_alone(folder) as free:
         if not free:
             return not folder.exists()
         # under another name, so that no process opens what is half removed
@@ -102,25 +100,6 @@ def remove_unused(folder: Path) -> bool:
         return not folder.exists()
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Lock a folder for this process alone, if no other one uses it."""
-    try:
-        lock = os.open(folder, os.O_RDONLY)
-    except OSError:
-        yield False
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        free = True
-    except OSError:
-        free = False
-    try:
-        yield free
-    finally:
-        os.close(lock)
-
-
 def entries() -> list[Entry]:
     """Return what is in the cache, what was opened longest ago first.
 
@@ -129,7 +108,7 @@ def entries() -> list[Entry]:
     root = cache_folder()
     found = []
     for path in root.iterdir() if root.is_dir() else ():
-        with suppress(OSError), _alone(path) as free:  # another process may have removed it
+        with suppress(OSError), locked_alone(path) as free:  # another process may have removed it
             found.append(Entry(path, _bytes_below(path), path.stat().st_mtime, not free))
     return sorted(found, key=lambda entry: entry.opened)
 

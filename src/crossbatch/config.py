@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, check_choice
 from crossbatch.recipes import recipe_path
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ModelConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _one_of("model.init", self.init, ("cooccurrence", "random"))
+        check_choice("model.init", self.init, ("cooccurrence", "random"))
         if self.model and (self.user_tower or self.item_tower):
             raise ConfigError(
                 "model.model is a whole model: leave model.user_tower and model.item_tower out"
@@ -141,10 +141,10 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         _positive("loss.temperature", self.temperature)
-        _one_of("loss.q", self.q, ("sampler_law", "frequency", "none"))
+        check_choice("loss.q", self.q, ("sampler_law", "frequency", "none"))
         if not 0 < self.q_power <= 1:
             raise ConfigError(f"loss.q_power must be above 0 and at most 1, got {self.q_power}")
-        _one_of("loss.mask", self.mask, ("both", "batch", "none"))
+        check_choice("loss.mask", self.mask, ("both", "batch", "none"))
         _not_negative("loss.l2", self.l2)
         _not_negative("loss.chunk_size", self.chunk_size)
 
@@ -248,13 +248,13 @@ class TrainConfig:
                 f"train.eval_every must be a multiple of train.accumulate={self.accumulate}, "
                 f"got {self.eval_every}"
             )
-        _one_of("train.sample_by", self.sample_by, ("user", "interaction"))
-        _one_of("train.histories", self.histories, ("all", "session"))
-        _one_of("train.exclude_seen", self.exclude_seen, ("auto", "yes", "no"))
-        _one_of("train.schedule", self.schedule, ("constant", "cosine", "exponential"))
-        _one_of("train.adam", self.adam, ("dense", "lazy"))
-        _one_of("train.tables", self.tables, ("adam", "adagrad", "sharded"))
-        _one_of("train.moments", self.moments, ("anew", "save", "keep"))
+        check_choice("train.sample_by", self.sample_by, ("user", "interaction"))
+        check_choice("train.histories", self.histories, ("all", "session"))
+        check_choice("train.exclude_seen", self.exclude_seen, ("auto", "yes", "no"))
+        check_choice("train.schedule", self.schedule, ("constant", "cosine", "exponential"))
+        check_choice("train.adam", self.adam, ("dense", "lazy"))
+        check_choice("train.tables", self.tables, ("adam", "adagrad", "sharded"))
+        check_choice("train.moments", self.moments, ("anew", "save", "keep"))
         for key, needed, why in (
             ("moments", "anew", "stores no moments for a later run"),
             ("accumulate", 1, "learns in the backward pass"),
@@ -265,8 +265,8 @@ class TrainConfig:
                     f'train.tables="sharded" {why} and needs train.{key}={json.dumps(needed)}, '
                     f"got {getattr(self, key)!r}"
                 )
-        _one_of("train.precision", self.precision, ("float32", "bfloat16"))
-        _one_of("train.device", self.device, ("auto", "cpu", "cuda"))
+        check_choice("train.precision", self.precision, ("float32", "bfloat16"))
+        check_choice("train.device", self.device, ("auto", "cpu", "cuda"))
 
 
 # The settings of the paper (and of ComiRec's code), for its tables; defaults are better ones.
@@ -473,8 +473,3 @@ def _positive(key: str, value: float) -> None:
 def _not_negative(key: str, value: float) -> None:
     if not value >= 0:
         raise ConfigError(f"{key} must be 0 or more, got {value}")
-
-
-def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{key} must be one of {', '.join(choices)}, got {value!r}")

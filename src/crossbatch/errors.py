@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 
 class ConfigError(ValueError):
@@ -31,6 +31,12 @@ class OtherRankError(ConfigError):
 
 class RankLostError(RuntimeError):
     """A rank was killed or hangs; without a message if another rank reports it."""
+
+
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
+    """Raise `ConfigError` unless an option has one of its possible values."""
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 # Parts of the messages of libraries when memory, or a thread and its stack, cannot be allocated.

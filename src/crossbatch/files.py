@@ -223,13 +223,28 @@ def remove_leftovers(target: Path) -> None:
         aside.rename(target)
     shutil.rmtree(aside, ignore_errors=True)
     for leftover in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
-        with suppress(OSError):  # it is locked: in use
-            lock = os.open(leftover, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with locked_alone(leftover) as free:
+            if free:
                 shutil.rmtree(leftover, ignore_errors=True)
-            finally:
-                os.close(lock)
+
+
+@contextmanager
+def locked_alone(folder: Path) -> Iterator[bool]:
+    """Lock a folder for this process alone; False in the body if it is in use, or there is none."""
+    try:
+        lock = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = True
+    except OSError:
+        free = False
+    try:
+        yield free
+    finally:
+        os.close(lock)
 
 
 def put_in_place(work: Path, target: Path, *, replace: bool) -> None:

@@ -10,6 +10,7 @@ It joins `training`, which takes the steps, with `evaluation`, which measures th
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from crossbatch.training.distributed.start import joined, restarted, together
 from crossbatch.training.progress import Progress
 from crossbatch.training.run import Plan, train_run
 from crossbatch.training.run_folder import RunFolder
-from crossbatch.training.warm_start import begin, read_run
+from crossbatch.training.warm_start import LOG_TEMPERATURE, EarlierModel, begin, read_run
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from crossbatch.data import Dataset
     from crossbatch.training.run import Probe
     from crossbatch.training.trackers import Tracker
-    from crossbatch.training.warm_start import EarlierModel
 
 
 def fit(
@@ -181,14 +181,36 @@ def read_earlier(path: Path) -> EarlierModel:
         DataError: If it is neither, or damaged.
     """
     if (path / "bundle.json").is_file():
-        from crossbatch.serving.bundle.earlier_model import read_bundle  # only where it is needed
-
-        return read_bundle(path)
+        return _read_bundle(path)
     if (path / "config.json").is_file():
         return read_run(path)
     raise DataError(
         f"--from {path} is neither a run folder (no config.json) nor a bundle folder "
         "(no bundle.json): pass what `crossbatch train` or `crossbatch export` wrote"
+    )
+
+
+def _read_bundle(path: Path) -> EarlierModel:
+    """The model of a bundle folder; items that were added after training are not in it."""
+    from crossbatch.serving import BundleError, open_bundle  # only where it is needed
+
+    bundle = open_bundle(path)
+    trained, state = bundle.manifest["items"]["trained"], bundle.whole_state()
+    temperature = bundle.manifest["origin"].get("temperature")
+    if type(temperature) not in (int, float):
+        raise BundleError(f"{path} does not say its temperature: export the run again")
+    if LOG_TEMPERATURE in state:  # which may have been learned
+        found = math.exp(float(state[LOG_TEMPERATURE]))
+        temperature = temperature if math.isclose(found, temperature, rel_tol=1e-6) else found
+    return EarlierModel(
+        bundle.config,
+        bundle.history_length,
+        temperature,
+        state,
+        bundle.catalogue.item_keys(range(trained + 1)),
+        bundle.item_counts[: trained + 1],
+        bundle.item_encoders,
+        {**bundle.user_encoders, **bundle.context_encoders},
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from crossbatch.errors import ConfigError, DataError, reason_of
+from crossbatch.errors import ConfigError, DataError, check_choice, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,8 +77,7 @@ def write_frame(frame: Any, path: Path, columns: Sequence[str] | None = None) ->
 
 def to_native(table: pl.DataFrame, library: str) -> Any:
     """A polars frame as one of another library."""
-    if library not in LIBRARIES:
-        raise ConfigError(f"library must be one of {', '.join(LIBRARIES)}, got {library!r}")
+    check_choice("library", library, LIBRARIES)
     try:
         if library == "pandas":
             return table.to_pandas()

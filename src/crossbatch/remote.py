@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossbatch.cache import cache_folder, hold, make_room
 from crossbatch.errors import ConfigError, DataError, reason_of
@@ -30,6 +29,7 @@ from crossbatch.files import (
     locked_folder,
     read_document,
 )
+from crossbatch.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,8 +39,7 @@ MANIFESTS = ("manifest.json", "bundle.json")  # of datasets and bundles
 SHARDS = "shards/"  # of a dataset, which are fetched one by one
 MAGIC = re.compile(r"[*?\[]")
 
-Progress = Callable[[str, int, int | None], None]
-_progress: ContextVar[Progress] = ContextVar("progress", default=lambda *_: None)
+_progress: ContextVar[Progress] = ContextVar("progress", default=silent)
 
 
 def is_url(path: Path | str) -> bool:
@@ -82,14 +81,12 @@ def fetch_part(url: str, folder: Path, part: str, files: Mapping[str, str]) -> N
     target = folder / part
     while not hold(target):
         with _store_errors(url, "read"):
-            sizes = {name: int(store.size(f"{place}/{name}")) for name in files}
-            with _cached(target) as work, _fetching(sizes, f"{url}/{part}") as fetch:
-                for name, checksum in files.items():
-                    path = listed_file(work, name.removeprefix(f"{part}/"))
-                    if path is None:
-                        raise DataError(f"{url} lists {name!r}, which is not in the folder")
-                    fetch(store, f"{place}/{name}", name, path)
-                    _compare(path, checksum, f"{url}/{name}", MANIFESTS[0])
+            objects = {}
+            for name, checksum in files.items():
+                at = f"{place}/{name}"
+                objects[name.removeprefix(f"{part}/")] = Object(at, int(store.size(at)), checksum)
+            with _cached(target) as work:
+                _fetch(store, objects, work, f"{url}/{part}", MANIFESTS[0])
 
 
 def _fetch_listed(store: Any, place: str, url: str, manifest: str) -> Path:
@@ -114,30 +111,16 @@ def _fetch_listed(store: Any, place: str, url: str, manifest: str) -> Path:
             raise DataError(f"{url}/{manifest} lists no files: write it to the store again")
         if "shards" in document:
             files = {name: each for name, each in files.items() if not name.startswith(SHARDS)}
-        paths = {name: listed_file(folder, name) for name in files}
-        for name, path in paths.items():
-            if path is None:
-                raise DataError(f"{url}/{manifest} lists {name!r}, which is not in the folder")
         found = {
             name.removeprefix(f"{place}/").lstrip("/"): int(info["size"])
             for name, info in store.find(place, detail=True).items()
         }
-        sizes = {name: found.get(name, 0) for name in files}
-        with _fetching(sizes, url) as fetch:
-            for name, path in paths.items():
-                assert path is not None
-                fetch(store, f"{place}/{name}", name, path)
-                entry_of = files[name]
-                checksum = entry_of["sha256"] if isinstance(entry_of, dict) else entry_of
-                _compare(path, checksum, f"{url}/{name}", manifest)
+        objects = {}
+        for name, facts in files.items():
+            checksum = facts["sha256"] if isinstance(facts, dict) else facts
+            objects[name] = Object(f"{place}/{name}", found.get(name, 0), checksum)
+        _fetch(store, objects, folder, url, manifest)
     return target
-
-
-def _compare(path: Path, checksum: object, name: str, manifest: str) -> None:
-    if file_checksum(path) != checksum:
-        raise DataError(
-            f"{name} is not the file that {manifest} describes: write the folder to the store again"
-        )
 
 
 def _fetch_files(store: Any, place: str, url: str) -> Path:
@@ -154,15 +137,9 @@ def _fetch_files(store: Any, place: str, url: str) -> Path:
     key = hashlib.sha256(repr([url, facts]).encode()).hexdigest()[:32]
     target = cache_folder() / key
     while not hold(target):
-        sizes = {name: int(info["size"]) for name, info in found.items()}
-        with _cached(target) as folder, _fetching(sizes, url) as fetch:
-            for name, size in sizes.items():
-                path = listed_file(folder, name.strip("/"))
-                if path is None:
-                    raise DataError(f"{url} has an object {name!r}, which is no file name")
-                fetch(store, name, name, path)
-                if path.stat().st_size != size:
-                    raise DataError(f"{name} was cut short or changed meanwhile: try again")
+        objects = {name.strip("/"): Object(name, int(i["size"])) for name, i in found.items()}
+        with _cached(target) as folder:
+            _fetch(store, objects, folder, url)
     return target / place.strip("/")
 
 
@@ -178,32 +155,50 @@ def _cached(target: Path, marker: str = "") -> Iterator[Path]:
             raise
 
 
-Fetch = Callable[[Any, str, str, Path], None]
-"""`fetch(store, place, name, path)`: copy the object at a place to a path."""
+class Object(NamedTuple):
+    """An object of a store: its place there, and its size."""
+
+    place: str
+    size: int
+    checksum: object = None  # SHA-256, of a file that a manifest lists
 
 
-@contextmanager
-def _fetching(sizes: Mapping[str, int], what: str) -> Iterator[Fetch]:
-    """Make room for files of these sizes, and yield what copies them and reports how far it is."""
-    total, report, done = sum(sizes.values()), _progress.get(), 0
-    make_room(total, what)
+def _fetch(
+    store: Any, objects: Mapping[str, Object], folder: Path, url: str, manifest: str = ""
+) -> None:
+    """Copy objects, by the names of their files, to a folder; make room, and report how far it is.
 
-    def fetch(store: Any, place: str, name: str, path: Path) -> None:
-        from fsspec.callbacks import Callback
+    Raises:
+        DataError: If a file would be elsewhere, or differs from its checksum or size.
+    """
+    from fsspec.callbacks import Callback
 
-        nonlocal done
+    paths: dict[str, Path] = {}
+    for name in objects:
+        path = listed_file(folder, name)
+        if path is None:
+            raise DataError(f"{url} lists {name!r}, which is not in the folder")
+        paths[name] = path
+    total, done, report = sum(each.size for each in objects.values()), 0, _progress.get()
+    make_room(total, url)
+
+    class Reported(Callback):  # type: ignore[misc]
+        def call(self, *_: object, **__: object) -> None:
+            report("fetching", min(done + self.value, total), total)
+
+    for name, path in paths.items():
+        place, size, checksum = objects[name]
         path.parent.mkdir(parents=True, exist_ok=True)
-        before = done
-
-        class Reported(Callback):  # type: ignore[misc]
-            def call(self, *_: object, **__: object) -> None:
-                report("fetching", min(before + self.value, total), total)
-
         store.get_file(place, str(path), callback=Reported())
-        done = before + sizes[name]
+        done += size
         report("fetching", done, total)
-
-    yield fetch
+        if manifest and file_checksum(path) != checksum:
+            raise DataError(
+                f"{url}/{name} is not the file that {manifest} describes: write the folder to the "
+                "store again"
+            )
+        if not manifest and path.stat().st_size != size:
+            raise DataError(f"{place} was cut short or changed meanwhile: try again")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from crossbatch.data import PrepareOptions, open_dataset, open_source, prepare
-from crossbatch.data.readers import READERS, text_blocks
+from crossbatch.data.readers import READERS, text_tables
 from crossbatch.errors import ConfigError, DataError
 
 from . import hostile
@@ -117,7 +117,7 @@ def test_members_of_a_zip_cannot_leave_their_folder(tmp_path: Path) -> None:
 
 
 def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_blocks, "ALWAYS_ALLOWED", 1 << 20)
+    monkeypatch.setattr(text_tables, "ALWAYS_ALLOWED", 1 << 20)
     bomb = hostile.MOVIELENS | {"ml/ratings.dat": bytes(8 << 20)}
     source = hostile.write(tmp_path / "in", {"ml.zip": hostile.zipped(bomb)})
     monkeypatch.setattr(zipfile.ZipFile, "extract", None)
@@ -126,8 +126,8 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_blocks, "ALWAYS_ALLOWED", 1 << 20)
-    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(text_tables, "ALWAYS_ALLOWED", 1 << 20)
+    monkeypatch.setattr(text_tables, "BLOCK_BYTES", 1 << 16)
     content = gzip.compress(hostile.CSV + b"u,i,\n" * (2 << 20))
     source = hostile.write(tmp_path / "in", {"log.csv.gz": content})
     with pytest.raises(DataError, match="like a bomb"):
@@ -139,8 +139,8 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_line_without_end_is_not_gathered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, begin: bytes
 ) -> None:
-    monkeypatch.setattr(text_blocks, "MAX_LINE_BYTES", 1 << 16)
-    monkeypatch.setattr(text_blocks, "BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr(text_tables, "MAX_LINE_BYTES", 1 << 16)
+    monkeypatch.setattr(text_tables, "BLOCK_BYTES", 1 << 14)
     source = hostile.write(tmp_path / "in", {name: begin + b"x" * (1 << 20)})
     assert attempt(source, "table", tmp_path / "out") is None
 

@@ -22,9 +22,9 @@ from crossbatch.errors import ConfigError, DataError
 from crossbatch.queries import Queries
 from crossbatch.serving import export_bundle, open_bundle
 from crossbatch.serving.bundle.change_items import add_items, remove_items
-from crossbatch.serving.bundle.filter_columns import set_columns
+from crossbatch.serving.bundle.filter_columns import as_column, set_columns
 from crossbatch.serving.bundle.manifest import BundleError, write_manifest
-from crossbatch.serving.filters import FilterColumns, as_column
+from crossbatch.serving.filters import FilterColumns
 
 from .conftest import trained
 
@@ -356,7 +356,7 @@ def test_a_damaged_file_is_not_made_good_by_setting_columns(bundle, rows, tmp_pa
         ({"item": ["1"]}, (), "nothing to set"),
         ({"key": ["1"], "price": [1.0]}, (), "need a column 'item'"),
         ({"item": ["x"], "price": [1.0]}, (), "none of the 1 items"),
-        ({"item": [None], "price": [1.0]}, (), "without a key"),
+        ({"item": [None], "price": [1.0]}, (), "every item needs a key"),
         ({"item": ["x", "x"], "price": [1.0, 2.0]}, (), "several rows, such as 'x'"),
         ({"item": ["x"], "size": [1]}, (), "'size' is no filter column"),
         ({"item": ["x"], "price": [1.0]}, ("price",), "already"),

@@ -3,9 +3,9 @@
 import polars as pl
 import pytest
 
-import crossbatch.serving.recommend_users as batch_module
+import crossbatch.serving.tables as batch_module
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.serving.recommend_users import recommend_users
+from crossbatch.serving.tables import recommend_users
 
 
 @pytest.fixture

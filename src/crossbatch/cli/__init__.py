@@ -15,27 +15,11 @@ from importlib import metadata
 from typing import Annotated, NoReturn, TextIO, cast
 
 import typer
+from typer import Option
 
-from crossbatch.cli import (
-    bundles,
-    cache,
-    data,
-    doctor,
-    recommend,
-    report,
-    reproduce,
-    serve,
-    start,
-    train,
-)
+from crossbatch.cli import bundles, cache, data, doctor, recommend, reports, start, train
 from crossbatch.cli.terminal import FAILED, MISTAKE
-from crossbatch.errors import (
-    ConfigError,
-    DataError,
-    OtherRankError,
-    RankLostError,
-    out_of_memory,
-)
+from crossbatch.errors import ConfigError, DataError, OtherRankError, RankLostError, out_of_memory
 from crossbatch.printing import PrintableStream
 
 app = typer.Typer(
@@ -56,9 +40,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": bundles.export,
     "vectors": bundles.vectors,
     "recommend": recommend.recommend,
-    "serve": serve.serve,
-    "reproduce": reproduce.reproduce,
-    "report": report.report,
+    "serve": bundles.serve,
+    "reproduce": reports.reproduce,
+    "report": reports.report,
     "cache": cache.cache,
     "doctor": doctor.doctor,
 }
@@ -78,9 +62,7 @@ def _print_version(asked: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
+        Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Define the options of the command itself."""

@@ -1,11 +1,15 @@
-"""Commands that create and change bundles, and export item vectors."""
+"""Commands that create, change and serve bundles, and export item vectors."""
 
 from __future__ import annotations
 
+import gc
+import os
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from crossbatch.cli.terminal import (
     AllowCode,
@@ -16,18 +20,18 @@ from crossbatch.cli.terminal import (
     comma_separated,
     progress_bars,
 )
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, needs_extra
 
 if TYPE_CHECKING:
     import polars as pl
 
     from crossbatch.serving import Bundle
 
-Source = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle folder.")]
-Key = Annotated[str, typer.Option(help="Column of item ids.")]
+Source = Annotated[Path, Argument(metavar="BUNDLE", help="Bundle folder.")]
+Key = Annotated[str, Option(help="Column of item ids.")]
 FilterColumn = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="NAME[:KIND]",
         help="A column that requests may filter by; may be repeated. "
         "KIND: boolean, integer, number, time, text or list.",
@@ -35,30 +39,25 @@ FilterColumn = Annotated[
 ]
 
 items_app = typer.Typer(no_args_is_help=True, help="Change the items of a bundle without training.")
+TOKEN_VARIABLE = "CROSSBATCH_TOKEN"  # noqa: S105 - the variable's name, not a token
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder of a training.")],
+    run: Annotated[Path, Argument(help="Run folder of a training.")],
     out: BundleOut,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the bundle; default: the run's.")
-    ] = None,
+    name: Annotated[str | None, Option(help="Name of the bundle; default: the run's.")] = None,
     index: Annotated[
-        str, typer.Option(help="auto, exact or ivf; auto measures which is faster.")
+        str, Option(help="auto, exact or ivf; auto measures which is faster.")
     ] = "auto",
     recall: Annotated[
-        float, typer.Option(help="Share of the exact list that an approximate index must find.")
+        float, Option(help="Share of the exact list that an approximate index must find.")
     ] = 0.99,
     graph: Annotated[
-        bool, typer.Option(help="Also write the user tower as a torch.export graph.")
+        bool, Option(help="Also write the user tower as a torch.export graph.")
     ] = True,
-    onnx: Annotated[
-        bool, typer.Option("--onnx", help="Also write it as ONNX (extra onnx).")
-    ] = False,
+    onnx: Annotated[bool, Option("--onnx", help="Also write it as ONNX (extra onnx).")] = False,
     filter_column: FilterColumn = None,
-    items: Annotated[
-        Path | None, typer.Option(help="File of items with the filter columns.")
-    ] = None,
+    items: Annotated[Path | None, Option(help="File of items with the filter columns.")] = None,
     key: Key = "item",
     data: MovedData = None,
     allow_code: AllowCode = None,
@@ -106,10 +105,10 @@ def _table(path: Path, option: str) -> pl.DataFrame:
 @items_app.command("add")
 def add(
     bundle: Source,
-    items: Annotated[Path, typer.Argument(help="New items: Parquet, CSV or JSON lines.")],
+    items: Annotated[Path, Argument(help="New items: Parquet, CSV or JSON lines.")],
     out: BundleOut,
     key: Key = "item",
-    title: Annotated[str, typer.Option(help="Column of titles.")] = "title",
+    title: Annotated[str, Option(help="Column of titles.")] = "title",
     allow_code: AllowCode = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -136,9 +135,9 @@ def add(
 def remove(
     bundle: Source,
     out: BundleOut,
-    items: Annotated[str | None, typer.Option(help="Item ids, comma-separated.")] = None,
-    file: Annotated[Path | None, typer.Option(help="File of item ids, in column --key.")] = None,
-    key: Annotated[str, typer.Option(help="Column of item ids in --file.")] = "item",
+    items: Annotated[str | None, Option(help="Item ids, comma-separated.")] = None,
+    file: Annotated[Path | None, Option(help="File of item ids, in column --key.")] = None,
+    key: Annotated[str, Option(help="Column of item ids in --file.")] = "item",
     allow_code: AllowCode = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -171,10 +170,10 @@ def remove(
 @items_app.command("set")
 def set_(
     bundle: Source,
-    changes: Annotated[Path, typer.Argument(help="Items: Parquet, CSV or JSON lines.")],
+    changes: Annotated[Path, Argument(help="Items: Parquet, CSV or JSON lines.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Bundle folder to create; BUNDLE itself is the default."),
+        Option("--out", "-o", help="Bundle folder to create; BUNDLE itself is the default."),
     ] = None,
     key: Key = "item",
     filter_column: FilterColumn = None,
@@ -213,15 +212,13 @@ def set_(
 
 
 def vectors(
-    source: Annotated[Path, typer.Argument(help="Bundle, or run folder of a training.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File: .parquet or .jsonl.")
-    ] = None,
+    source: Annotated[Path, Argument(help="Bundle, or run folder of a training.")],
+    out: Annotated[Path | None, Option("--out", "-o", help="File: .parquet or .jsonl.")] = None,
     postgres: Annotated[
         str | None,
-        typer.Option(help="PostgreSQL address instead; keep the password in PGPASSWORD."),
+        Option(help="PostgreSQL address instead; keep the password in PGPASSWORD."),
     ] = None,
-    table: Annotated[str, typer.Option(help="With --postgres: table name.")] = "crossbatch_items",
+    table: Annotated[str, Option(help="With --postgres: table name.")] = "crossbatch_items",
     allow_code: AllowCode = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -268,3 +265,74 @@ def _summary(bundle: Bundle) -> None:
         against = f" (exact search {index['exact_milliseconds']:.2f} ms), "
         against += f"recall@{index['k']} {index['recall']:.4f}"
     typer.echo(f"index {index['name']}: {index['milliseconds']:.2f} ms a user{against}")
+
+
+def serve(
+    bundle: Annotated[Path, Argument(help="Bundle folder, or a symbolic link to one.")],
+    compare: Annotated[
+        Path | None,
+        Option(metavar="BUNDLE", help="A second bundle; the page shows both side by side."),
+    ] = None,
+    host: Annotated[str, Option(help="Address; all but loopback need a token.")] = ("127.0.0.1"),
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 for any free one.")] = 8000,
+    token_file: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help=f"File with the token that requests must send; default: ${TOKEN_VARIABLE}.",
+        ),
+    ] = None,
+    watch: Annotated[
+        bool, Option("--watch", help="Reload when the bundle at this path changes.")
+    ] = False,
+    timeout: Annotated[float, Option(min=0.1, help="Seconds before a request fails.")] = 10.0,
+    max_queue: Annotated[
+        int, Option(min=1, help="Requests that may wait; more get status 503.")
+    ] = 512,
+    workers: Annotated[
+        int, Option(min=1, help="Processes that answer; each has its own queue.")
+    ] = 1,
+    share: Annotated[
+        float, Option(help="Share of requests that --compare answers, by their key.")
+    ] = 0.0,
+    shadow: Annotated[
+        bool, Option("--shadow", help="Ask --compare too, for log and metrics alone.")
+    ] = False,
+    exposure_log: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="Append what was shown, as JSON lines; -: stdout."),
+    ] = None,
+    log_histories: Annotated[
+        bool, Option("--log-histories", help="Write histories to the exposure log too.")
+    ] = False,
+    allow_code: AllowCode = None,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Log warnings and errors only.")] = False,
+) -> None:
+    """Serve recommendations over HTTP, and a page that shows them.
+
+    Open the printed address in a browser. SIGHUP loads a new bundle from the same path without
+    losing a request; SIGTERM or Ctrl-C answers open requests and stops.
+
+    Example: crossbatch serve first.bundle --port 8000 --watch
+    """
+    given = dict(locals())  # the options by name
+    gc.disable()  # saves a fifth of the start-up; enabled again before the first request
+    # One core answers HTTP, the others search; to be set before the libraries are loaded.
+    cores = os.cpu_count() or 2
+    threads = cores - 1 if workers == 1 else cores // workers
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
+    with needs_extra("serve", "serving"):
+        from crossbatch.serving.server.run import ServeOptions
+        from crossbatch.serving.server.run import serve as run
+    given |= {"token": _token(token_file), "allow_code": tuple(allow_code or ())}
+    options = ServeOptions(**{field.name: given[field.name] for field in fields(ServeOptions)})
+    run(bundle, options, compare=compare)
+
+
+def _token(file: Path | None) -> str | None:
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    token = file.read_text(encoding="utf-8").strip()
+    if not token:
+        raise ConfigError(f"--token-file {file} is empty; write the token into it")
+    return token

@@ -6,11 +6,12 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
+from typer import Option
 
 
 def cache(
     clear: Annotated[
-        bool, typer.Option("--clear", help="Remove everything that no process uses.")
+        bool, Option("--clear", help="Remove everything that no process uses.")
     ] = False,
 ) -> None:
     """Show the local copies of what was fetched from object stores, or remove them.

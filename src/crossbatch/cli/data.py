@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from crossbatch.cli.terminal import (
     AsJson,
@@ -33,104 +34,100 @@ app = typer.Typer(no_args_is_help=True, help="Inspect datasets.")
 
 def prepare(
     source: Annotated[
-        Path, typer.Argument(help="Raw log: a file, a folder, a zip, or a quoted pattern of files.")
+        Path, Argument(help="Raw log: a file, a folder, a zip, or a quoted pattern of files.")
     ],
     out: DatasetOut,
     format_name: Annotated[
         str | None,
-        typer.Option(
-            "--format", help="table, amazon, movielens, comirec or recbole; default: detected."
-        ),
+        Option("--format", help="table, amazon, movielens, comirec or recbole; default: detected."),
     ] = None,
-    user: Annotated[str | None, typer.Option(help="Column of user ids.")] = None,
-    item: Annotated[str | None, typer.Option(help="Column of item ids.")] = None,
-    time: Annotated[str | None, typer.Option(help="Column of times; 'none': file order.")] = None,
-    rating: Annotated[str | None, typer.Option(help="Column of ratings.")] = None,
-    event: Annotated[str | None, typer.Option(help="Column of the kinds of events.")] = None,
+    user: Annotated[str | None, Option(help="Column of user ids.")] = None,
+    item: Annotated[str | None, Option(help="Column of item ids.")] = None,
+    time: Annotated[str | None, Option(help="Column of times; 'none': file order.")] = None,
+    rating: Annotated[str | None, Option(help="Column of ratings.")] = None,
+    event: Annotated[str | None, Option(help="Column of the kinds of events.")] = None,
     event_weights: Annotated[
         str | None,
-        typer.Option(help="view=0,click=1,buy=5; 0: only in histories; kinds not named: left out."),
+        Option(help="view=0,click=1,buy=5; 0: only in histories; kinds not named: left out."),
     ] = None,
-    weight: Annotated[str | None, typer.Option(help="Column of the events' weights.")] = None,
-    session: Annotated[str | None, typer.Option(help="Column of the events' sessions.")] = None,
+    weight: Annotated[str | None, Option(help="Column of the events' weights.")] = None,
+    session: Annotated[str | None, Option(help="Column of the events' sessions.")] = None,
     session_gap: Annotated[
-        float | None, typer.Option(help="Minutes of pause after which a session begins.")
+        float | None, Option(help="Minutes of pause after which a session begins.")
     ] = None,
     impressions: Annotated[
-        str | None, typer.Option(help="Column of items shown with the event: lists, or a|b|c.")
+        str | None, Option(help="Column of items shown with the event: lists, or a|b|c.")
     ] = None,
     impressions_file: Annotated[
-        Path | None, typer.Option(help="File that has this column, where the log has not.")
+        Path | None, Option(help="File that has this column, where the log has not.")
     ] = None,
     request: Annotated[
-        str | None, typer.Option(help="Column of both files: which list belongs to an event.")
+        str | None, Option(help="Column of both files: which list belongs to an event.")
     ] = None,
     context: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Feature of the request, NAME:KIND[:SEPARATOR], or hour_of_day, day_of_week, "
             "since_last, session_items; may be repeated."
         ),
     ] = None,
-    time_unit: Annotated[str | None, typer.Option(help="auto, s, ms, us, ns or order.")] = None,
-    items: Annotated[Path | None, typer.Option(help="File of item content.")] = None,
-    users: Annotated[Path | None, typer.Option(help="File of user content.")] = None,
-    title: Annotated[str | None, typer.Option(help="Item column that names an item.")] = None,
+    time_unit: Annotated[str | None, Option(help="auto, s, ms, us, ns or order.")] = None,
+    items: Annotated[Path | None, Option(help="File of item content.")] = None,
+    users: Annotated[Path | None, Option(help="File of user content.")] = None,
+    title: Annotated[str | None, Option(help="Item column that names an item.")] = None,
     item_feature: Annotated[
-        list[str] | None, typer.Option(help="NAME:KIND[:SEPARATOR]; may be repeated.")
+        list[str] | None, Option(help="NAME:KIND[:SEPARATOR]; may be repeated.")
     ] = None,
     user_feature: Annotated[
-        list[str] | None, typer.Option(help="NAME:KIND[:SEPARATOR]; may be repeated.")
+        list[str] | None, Option(help="NAME:KIND[:SEPARATOR]; may be repeated.")
     ] = None,
     item_vectors: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME=PATH",
             help="Precomputed vectors of items: a .npy with .keys.txt beside it, a .parquet with "
             "a list column, or a folder of KEY.npy; may be repeated.",
         ),
     ] = None,
-    min_item_count: Annotated[int | None, typer.Option(help="Default 5.")] = None,
-    min_user_count: Annotated[int | None, typer.Option(help="Default 5.")] = None,
-    core: Annotated[bool, typer.Option("--core", help="Repeat the filters to a k-core.")] = False,
-    split: Annotated[str | None, typer.Option(help="user, leave_last_out, time or day.")] = None,
+    min_item_count: Annotated[int | None, Option(help="Default 5.")] = None,
+    min_user_count: Annotated[int | None, Option(help="Default 5.")] = None,
+    core: Annotated[bool, Option("--core", help="Repeat the filters to a k-core.")] = False,
+    split: Annotated[str | None, Option(help="user, leave_last_out, time or day.")] = None,
     test_day: Annotated[
-        str | None, typer.Option(help="Day of test of --split day, YYYY-MM-DD; default: the last.")
+        str | None, Option(help="Day of test of --split day, YYYY-MM-DD; default: the last.")
     ] = None,
-    valid_share: Annotated[float | None, typer.Option(help="Default 0.1.")] = None,
-    test_share: Annotated[float | None, typer.Option(help="Default 0.1.")] = None,
-    ties: Annotated[str | None, typer.Option(help="shuffle, stable or item.")] = None,
-    cold_items: Annotated[float | None, typer.Option(help="Share withheld from training.")] = None,
-    min_rating: Annotated[float | None, typer.Option(help="Leave out lower ratings.")] = None,
+    valid_share: Annotated[float | None, Option(help="Default 0.1.")] = None,
+    test_share: Annotated[float | None, Option(help="Default 0.1.")] = None,
+    ties: Annotated[str | None, Option(help="shuffle, stable or item.")] = None,
+    cold_items: Annotated[float | None, Option(help="Share withheld from training.")] = None,
+    min_rating: Annotated[float | None, Option(help="Leave out lower ratings.")] = None,
     max_bad_lines: Annotated[
-        str, typer.Option(help="Refused lines that are tolerated: a share (0.1%) or a number.")
+        str, Option(help="Refused lines that are tolerated: a share (0.1%) or a number.")
     ] = "0.1%",
     text_model: Annotated[
-        Path | None, typer.Option(help="Sentence model on disk: text becomes its vectors.")
+        Path | None, Option(help="Sentence model on disk: text becomes its vectors.")
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="A tokenizer.json or its folder, or 'train' on the items' text: text becomes "
             "token ids, for towers that read text."
         ),
     ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Most token ids of a text; default 64.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Default 1230, as ComiRec.")] = None,
+    max_tokens: Annotated[int | None, Option(help="Most token ids of a text; default 64.")] = None,
+    seed: Annotated[int | None, Option(help="Default 1230, as ComiRec.")] = None,
     shards: Annotated[
         int | None,
-        typer.Option(help="Training sequences in so many parts, read one after the other."),
+        Option(help="Training sequences in so many parts, read one after the other."),
     ] = None,
     growing: Annotated[
-        bool, typer.Option("--growing", help="Keep what --append needs to add days later.")
+        bool, Option("--growing", help="Keep what --append needs to add days later.")
     ] = False,
     append: Annotated[
-        Path | None, typer.Option(help="Dataset to add SOURCE to: old ids keep their numbers.")
+        Path | None, Option(help="Dataset to add SOURCE to: old ids keep their numbers.")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="polars, or spark for a log on a cluster; same result.")
+        str, Option(help="polars, or spark for a log on a cluster; same result.")
     ] = "polars",
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -161,8 +158,8 @@ def prepare(
         **{name: given[name] for name in LOG_OPTIONS},
     )
     with progress_bars(quiet=quiet):  # of what is fetched from an object store
-        raw = _with_model(open_source(source, format_name, reading), text_model)
-    raw = _with_vectors(_with_tokens(raw, tokenizer, max_tokens), item_vectors)
+        raw = open_source(source, format_name, reading)
+    raw = _with_vectors(_with_text(raw, text_model, tokenizer, max_tokens), item_vectors)
     if not quiet and format_name is None:
         typer.echo(f"reading {source} as {raw.format}")
     chosen = {field.name: given[field.name] for field in fields(PrepareOptions)}
@@ -182,15 +179,13 @@ def prepare(
 
 
 def synth(
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Dataset folder to create.")
-    ] = None,
-    raw: Annotated[Path | None, typer.Option(help="Write the raw log as Parquet instead.")] = None,
-    users: Annotated[int, typer.Option(help="Number of users.")] = 6_000,
-    items: Annotated[int, typer.Option(help="Number of items.")] = 3_000,
-    interactions: Annotated[int, typer.Option(help="Number of interactions.")] = 120_000,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
-    cold: Annotated[float, typer.Option(help="Share of items withheld from training.")] = 0.05,
+    out: Annotated[Path | None, Option("--out", "-o", help="Dataset folder to create.")] = None,
+    raw: Annotated[Path | None, Option(help="Write the raw log as Parquet instead.")] = None,
+    users: Annotated[int, Option(help="Number of users.")] = 6_000,
+    items: Annotated[int, Option(help="Number of items.")] = 3_000,
+    interactions: Annotated[int, Option(help="Number of interactions.")] = 120_000,
+    seed: Annotated[int, Option(help="The same seed gives the same bytes.")] = 0,
+    cold: Annotated[float, Option(help="Share of items withheld from training.")] = 0.05,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -221,10 +216,10 @@ def synth(
 
 @app.command("describe")
 def describe_command(
-    dataset: Annotated[Path, typer.Argument(help="Dataset folder.")],
-    picture: Annotated[Path | None, typer.Option(help="Also plot it: .png, .svg or .pdf.")] = None,
+    dataset: Annotated[Path, Argument(help="Dataset folder.")],
+    picture: Annotated[Path | None, Option(help="Also plot it: .png, .svg or .pdf.")] = None,
     as_json: AsJson = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Check every file's checksum.")] = False,
+    verify: Annotated[bool, Option("--verify", help="Check every file's checksum.")] = False,
 ) -> None:
     """Describe a dataset as a table and, with --picture, as a plot.
 
@@ -261,17 +256,6 @@ def _columns(specifications: list[str] | None) -> tuple[Column, ...] | None:
     return tuple(columns)
 
 
-def _with_model(source: Source, model: Path | None) -> Source:
-    """Encode the items' text by a sentence model instead of hashed words."""
-    if model is None:
-        return source
-    columns = tuple(
-        replace(column, kind="sentence", model=str(model)) if column.kind == "text" else column
-        for column in source.item_columns
-    )
-    return replace(source, item_columns=columns)
-
-
 def _with_vectors(source: Source, specifications: list[str] | None) -> Source:
     """Add files of precomputed vectors, each `name=path`, to the items' features."""
     files: dict[str, Path] = {}
@@ -283,18 +267,24 @@ def _with_vectors(source: Source, specifications: list[str] | None) -> Source:
     return replace(source, item_vectors=files) if files else source
 
 
-def _with_tokens(source: Source, tokenizer: str | None, max_tokens: int | None) -> Source:
-    """Encode the items' text as token ids by a tokenizer file, or by one that is trained on it."""
-    if tokenizer is None and max_tokens is None:
-        return source
+def _with_text(
+    source: Source, model: Path | None, tokenizer: str | None, max_tokens: int | None
+) -> Source:
+    """Encode the items' text by a sentence model or as token ids, instead of hashed words.
+
+    `tokenizer` is a file or its folder, or "train" for one that is trained on the text.
+    """
     columns = []
     for column in source.item_columns:
+        if model is not None and column.kind == "text":
+            column = replace(column, kind="sentence", model=str(model))
         if tokenizer is not None and column.kind in ("text", "tokens"):
             column = replace(column, kind="tokens", model="" if tokenizer == "train" else tokenizer)
         if max_tokens is not None and column.kind == "tokens":
             column = replace(column, max_tokens=max_tokens)
         columns.append(column)
-    if not any(column.kind == "tokens" for column in columns):
+    given = tokenizer is not None or max_tokens is not None
+    if given and not any(column.kind == "tokens" for column in columns):
         raise ConfigError(
             "--tokenizer and --max-tokens are for text of items, of which the source has none: "
             "name it with --item-feature NAME:tokens"

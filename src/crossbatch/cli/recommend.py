@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from crossbatch.cli.terminal import (
     AllowCode,
@@ -25,39 +26,35 @@ LEAST_HISTORY = 10  # rows of a long history that are shown beside a short list
 
 
 def recommend(
-    source: Annotated[Path, typer.Argument(help="Bundle, or run folder of a training.")],
+    source: Annotated[Path, Argument(help="Bundle, or run folder of a training.")],
     history: Annotated[
-        str | None, typer.Option(help="Item ids of the source, oldest first, comma-separated.")
+        str | None, Option(help="Item ids of the source, oldest first, comma-separated.")
     ] = None,
     user: Annotated[
-        int | None, typer.Option(help="Of a run: the n-th test user, with their later choices.")
+        int | None, Option(help="Of a run: the n-th test user, with their later choices.")
     ] = None,
     users: Annotated[
-        Path | None, typer.Option(help="File of users: Parquet, CSV, JSON lines; needs --out.")
+        Path | None, Option(help="File of users: Parquet, CSV, JSON lines; needs --out.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write the lists to.")
-    ] = None,
-    k: Annotated[int, typer.Option("-k", help="Number of items.")] = 20,
+    out: Annotated[Path | None, Option("--out", "-o", help="File to write the lists to.")] = None,
+    k: Annotated[int, Option("-k", help="Number of items.")] = 20,
     user_features: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE,...", help="Features of the user.")
+        list[str] | None, Option(metavar="NAME=VALUE,...", help="Features of the user.")
     ] = None,
     context: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE,...", help="Context of the request.")
+        list[str] | None, Option(metavar="NAME=VALUE,...", help="Context of the request.")
     ] = None,
-    exclude_seen: Annotated[bool, typer.Option(help="Leave out items of the history.")] = True,
+    exclude_seen: Annotated[bool, Option(help="Leave out items of the history.")] = True,
     filter_: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--filter",
             metavar="JSON",
             help="""Conditions on filter columns: '{"in_stock": true}'.""",
         ),
     ] = None,
-    candidates: Annotated[
-        str | None, typer.Option(help="Only these items, comma-separated.")
-    ] = None,
-    exclude: Annotated[str, typer.Option(help="Not these items, comma-separated.")] = "",
+    candidates: Annotated[str | None, Option(help="Only these items, comma-separated.")] = None,
+    exclude: Annotated[str, Option(help="Not these items, comma-separated.")] = "",
     data: MovedData = None,
     allow_code: AllowCode = None,
     as_json: AsJson = False,
@@ -152,7 +149,7 @@ def _test_user(
 def _many(
     recommender: Recommender, users: Path, out: Path, options: dict[str, Any], *, quiet: bool
 ) -> None:
-    from crossbatch.serving.recommend_users import recommend_users
+    from crossbatch.serving.tables import recommend_users
 
     with progress_bars(quiet=quiet) as progress:
         tally = recommend_users(recommender, users, out, progress=progress, **options)

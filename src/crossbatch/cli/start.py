@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument
 
 from crossbatch.cli.terminal import Overwrite, Quiet
 from crossbatch.errors import ConfigError
@@ -55,7 +56,7 @@ DEMO = {
 
 
 def demo(
-    out: Annotated[Path, typer.Argument(help="Folder for everything it makes.")] = Path("demo"),
+    out: Annotated[Path, Argument(help="Folder for everything it makes.")] = Path("demo"),
 ) -> None:
     """Show the whole path on generated data, from a log to recommendations and a report.
 
@@ -78,7 +79,7 @@ def demo(
 
 
 def init(
-    recipe: Annotated[Path, typer.Argument(help="File to write.")] = Path("recipe.toml"),
+    recipe: Annotated[Path, Argument(help="File to write.")] = Path("recipe.toml"),
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from crossbatch.errors import ConfigError
-from crossbatch.progress_bars import progress_bars as progress_bars  # commands import it here
+from crossbatch.progress import progress_bars as progress_bars  # commands import it here
 
 if TYPE_CHECKING:
     from crossbatch.data import Dataset
@@ -29,38 +29,32 @@ def _allow_code(packages: list[str] | None) -> list[str]:
     return packages or []  # typer before 0.19 cannot read a callback's None
 
 
-Data = Annotated[Path, typer.Option("--data", help="Dataset folder from prepare or synth.")]
-MovedData = Annotated[
-    Path | None, typer.Option(help="Dataset folder, if it has moved since training.")
-]
-DatasetOut = Annotated[Path, typer.Option("--out", "-o", help="Dataset folder to create.")]
-BundleOut = Annotated[Path, typer.Option("--out", "-o", help="Bundle folder to create.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", "--force", help="Replace an existing output.")
-]
+Data = Annotated[Path, Option("--data", help="Dataset folder from prepare or synth.")]
+MovedData = Annotated[Path | None, Option(help="Dataset folder, if it has moved since training.")]
+DatasetOut = Annotated[Path, Option("--out", "-o", help="Dataset folder to create.")]
+BundleOut = Annotated[Path, Option("--out", "-o", help="Bundle folder to create.")]
+Overwrite = Annotated[bool, Option("--overwrite", "--force", help="Replace an existing output.")]
 RecipeArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="RECIPE", help="TOML file or name, such as demo; default: the best settings."
-    ),
+    Argument(metavar="RECIPE", help="TOML file or name, such as demo; default: the best settings."),
 ]
 RecipeOption = Annotated[
-    str | None, typer.Option("--recipe", metavar="RECIPE", help="The same as an option.")
+    str | None, Option("--recipe", metavar="RECIPE", help="The same as an option.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the recipe."),
+    Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the recipe."),
 ]
 AllowCode = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="PACKAGE",
         help="Import towers of your own from here, if the folder names them.",
         callback=_allow_code,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
 def opened_dataset(path: Path, *, quiet: bool) -> Dataset:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from crossbatch.cli.terminal import (
     FAILED,
@@ -35,22 +36,20 @@ if TYPE_CHECKING:
 
 def train(
     data: Data,
-    out: Annotated[Path, typer.Option("--out", help="Run folder; new, unless --resume.")],
+    out: Annotated[Path, Option("--out", help="Run folder; new, unless --resume.")],
     recipe: RecipeArgument = None,
     recipe_option: RecipeOption = None,
     set_: Overrides = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out exactly.")
-    ] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue the run in --out exactly.")] = False,
     start_from: Annotated[
         Path | None,
-        typer.Option("--from", help="Start from the weights of this run or bundle folder."),
+        Option("--from", help="Start from the weights of this run or bundle folder."),
     ] = None,
     track: Annotated[
-        list[str] | None, typer.Option("--track", help="Also log to tensorboard, mlflow or wandb.")
+        list[str] | None, Option("--track", help="Also log to tensorboard, mlflow or wandb.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="With several processes: seconds to wait for the others.")
+        float, Option(help="With several processes: seconds to wait for the others.")
     ] = 600.0,
     quiet: Quiet = False,
 ) -> None:
@@ -110,33 +109,33 @@ def _percent(value: float | None) -> str:
 
 
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    split: Annotated[str, typer.Option(help="valid or test.")] = "test",
+    runs: Annotated[list[Path], Argument(help="Run folders.")],
+    split: Annotated[str, Option(help="valid or test.")] = "test",
     k: Annotated[
         list[int] | None,
-        typer.Option("-k", help="Length of the lists; may be repeated. Default: 20 and 50."),
+        Option("-k", help="Length of the lists; may be repeated. Default: 20 and 50."),
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME,…",
             help="Columns: recall, hit_rate, precision, mrr, map, ndcg, novelty, coverage, …",
         ),
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(help="Also by segments of users: 'activity', a user or context feature."),
+        Option(help="Also by segments of users: 'activity', a user or context feature."),
     ] = None,
     data: MovedData = None,
     baselines: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="NAME,…|all|none",
             help="Baselines to tune and compare with: popularity, item_knn, rp3beta, ease, als.",
         ),
     ] = "all",
     no_baselines: Annotated[
-        bool, typer.Option("--no-baselines", help="The same as --baselines none.")
+        bool, Option("--no-baselines", help="The same as --baselines none.")
     ] = False,
     allow_code: AllowCode = None,
     as_json: AsJson = False,
@@ -187,13 +186,13 @@ def evaluate(
 
 def tune(
     data: Data,
-    out: Annotated[Path, typer.Option("--out", help="Study folder; an existing one is continued.")],
+    out: Annotated[Path, Option("--out", help="Study folder; an existing one is continued.")],
     recipe: RecipeArgument = None,
     recipe_option: RecipeOption = None,
-    trials: Annotated[int, typer.Option(min=1, help="Total number, earlier ones included.")] = 20,
+    trials: Annotated[int, Option(min=1, help="Total number, earlier ones included.")] = 20,
     space: Annotated[
         Path | None,
-        typer.Option(help="TOML of ranges and choices; default: learning rate, dropout, bank, …"),
+        Option(help="TOML of ranges and choices; default: learning rate, dropout, bank, …"),
     ] = None,
     set_: Overrides = None,
     quiet: Quiet = False,
@@ -234,17 +233,8 @@ def tune(
         typer.echo(f"{out / 'trials.md'}\n{out / 'best.toml'}")
 
 
-# Metric and the heading it gets: a table must fit 80 columns.
-COLUMNS = {
-    "recall@20": "R@20",
-    "recall@50": "R@50",
-    "hit_rate@50": "HR@50",
-    "ndcg@50": "NDCG@50",
-    "ndcg_comirec@50": "paper's\nNDCG@50",
-    "cold_recall@50": "cold\nR@50",
-}
-
-
+# Columns unless others are asked for: a table must fit 80 columns.
+SHOWN = ("recall@20", "recall@50", "hit_rate@50", "ndcg@50", "ndcg_comirec@50", "cold_recall@50")
 HEADS = {
     "recall": "R",
     "hit_rate": "HR",
@@ -262,14 +252,17 @@ HEADS = {
 
 
 def _columns(metrics: str | None, ks: list[int] | None) -> dict[str, str]:
-    """Metrics to print and their headings: as asked for, or those of `COLUMNS`."""
-    if metrics is None and ks is None:
-        return COLUMNS
+    """Metrics to print and their headings: as asked for, or those of `SHOWN`."""
     names = comma_separated(metrics or "recall,hit_rate,ndcg,mrr")
     for name in names:
         if name not in HEADS:
             raise ConfigError(f"--metrics must be of {', '.join(HEADS)}, got {name!r}")
-    return {f"{name}@{k}": f"{HEADS[name]}@{k}" for k in ks or (20, 50) for name in names}
+    chosen = [f"{name}@{k}" for k in ks or (20, 50) for name in names]
+    if metrics is None and ks is None:
+        chosen = list(SHOWN)
+    return {
+        metric: HEADS[metric.partition("@")[0]] + metric[metric.index("@") :] for metric in chosen
+    }
 
 
 def _print_segments(

@@ -8,7 +8,10 @@ For example:
 
 from __future__ import annotations
 
-from crossbatch.data.dataset import Batch, Dataset, EvalBatch, Feature, describe, open_dataset
+from crossbatch.data.dataset.batches import Batch, EvalBatch
+from crossbatch.data.dataset.describe import describe
+from crossbatch.data.dataset.features import Feature
+from crossbatch.data.dataset.memory_mapped import Dataset, open_dataset
 from crossbatch.data.prepare import PrepareOptions, append, prepare
 from crossbatch.data.readers import READERS, ReadOptions, open_source
 from crossbatch.data.readers.source import Column, Source

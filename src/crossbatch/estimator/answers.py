@@ -14,7 +14,7 @@ import torch
 
 from crossbatch.errors import ConfigError
 from crossbatch.results import Recommendations
-from crossbatch.serving.recommend_users import CHUNK_USERS, named_lists
+from crossbatch.serving.tables import CHUNK_USERS, named_lists
 from crossbatch.serving.user_features import Profiles, feature_tables
 
 if TYPE_CHECKING:

@@ -34,10 +34,10 @@ from crossbatch.files import (
     write_document,
 )
 from crossbatch.fitting import fit
-from crossbatch.progress_bars import progress_bars
+from crossbatch.progress import progress_bars
 from crossbatch.remote import local_path
 from crossbatch.results import FitResult
-from crossbatch.serving.bundle import open_bundle
+from crossbatch.serving import open_bundle
 from crossbatch.serving.bundle.export import export_bundle
 from crossbatch.training.progress import Progress, Terminal
 from crossbatch.training.run_folder import flat

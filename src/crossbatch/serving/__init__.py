@@ -6,7 +6,8 @@ bundle.recommend([["i17", "i4"]], k=20)
 
 from typing import TYPE_CHECKING
 
-from crossbatch.serving.bundle import Bundle, BundleError, open_bundle
+from crossbatch.serving.bundle.manifest import BundleError
+from crossbatch.serving.bundle.opening import Bundle, open_bundle
 from crossbatch.serving.recommender import Recommendation, Recommender, ScoredItem
 
 if TYPE_CHECKING:

@@ -16,16 +16,16 @@ from crossbatch.models.own_towers import is_path
 from crossbatch.queries import feature_rows
 from crossbatch.remote import local_path
 from crossbatch.retrieval import ExactIndex
-from crossbatch.serving.bundle.manifest import MANIFEST
-from crossbatch.serving.bundle.model_files import HistoryEncoder, read_schema
-from crossbatch.serving.bundle.opening import open_bundle
-from crossbatch.serving.bundle.own_users import (
+from crossbatch.serving.bundle.graph import (
     MOST_IDS,
     OwnUsers,
     UserSide,
     ids_as_vectors,
     reads_vectors,
 )
+from crossbatch.serving.bundle.manifest import MANIFEST
+from crossbatch.serving.bundle.model_files import HistoryEncoder, checked_schema
+from crossbatch.serving.bundle.opening import open_bundle
 from crossbatch.serving.recommender import Recommender
 from crossbatch.serving.user_features import Profiles, feature_tables
 from crossbatch.training.run_folder import open_run
@@ -66,6 +66,7 @@ def run_recommender(saved: SavedRun) -> Recommender:
         towers = OwnUsers(users, users.schema, length)
     encoders = read_encoders(dataset.path / "features/users")
     context_encoders = read_encoders(dataset.path / "features/context")
+    of_users, of_requests = request_features(saved)
     return Recommender(
         dataset,
         towers,
@@ -73,8 +74,8 @@ def run_recommender(saved: SavedRun) -> Recommender:
         history_vectors=history_vectors,
         index=ExactIndex(vectors),
         history_length=length,
-        user_encoders={name: encoders[name] for name in read_user_features(saved)},
-        context_encoders={name: context_encoders[name] for name in read_context(saved)},
+        user_encoders={name: encoders[name] for name in of_users},
+        context_encoders={name: context_encoders[name] for name in of_requests},
     )
 
 
@@ -84,8 +85,8 @@ def user_side(saved: SavedRun) -> UserSide | None:
     if not is_path(config.name):
         return None
     folder = saved.dataset.path / "features"
-    schema = read_schema(folder / "users") | read_schema(folder / "context")
-    schema = {name: schema[name] for name in (*read_user_features(saved), *read_context(saved))}
+    schema = checked_schema(folder / "users") | checked_schema(folder / "context")
+    schema = {name: schema[name] for names in request_features(saved) for name in names}
     if not config.model:
         return UserSide(saved.towers, schema, by_ids=False)
     split = "test" if saved.dataset.num_eval_users("test") else "valid"
@@ -100,23 +101,16 @@ def user_side(saved: SavedRun) -> UserSide | None:
     return UserSide(saved.towers, schema, by_ids=by_ids)
 
 
-def read_user_features(saved: SavedRun) -> tuple[str, ...]:
-    """Names of the user features that a request may have.
+def request_features(saved: SavedRun) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the user features and of the context features that a request may have.
 
     Of a whole model of foreign code those that its `profile` reads, if it has one as `TwoTower`.
     """
-    config = saved.recipe.model
+    config, dataset = saved.recipe.model, saved.dataset
     if config.model and getattr(saved.towers, "profile", None) is None:
-        return ()
-    return feature_names(config.user_features, saved.dataset.user_features)
-
-
-def read_context(saved: SavedRun) -> tuple[str, ...]:
-    """Names of the context features that a request may have, as `read_user_features`."""
-    config = saved.recipe.model
-    if config.model and getattr(saved.towers, "profile", None) is None:
-        return ()
-    return feature_names(config.context, saved.dataset.context_features)
+        return (), ()
+    users = feature_names(config.user_features, dataset.user_features)
+    return users, feature_names(config.context, dataset.context_features)
 
 
 def feature_names(chosen: Sequence[str], features: Mapping[str, Any]) -> tuple[str, ...]:
@@ -129,8 +123,9 @@ def run_profiles(
 ) -> Profiles | None:
     """The stored features of users `[B]` and events `[B]` of the run's dataset, if it reads any."""
     features, context = saved.dataset.user_features, saved.dataset.context_features
-    tables = feature_tables({name: features[name] for name in read_user_features(saved)})
-    of_events = feature_tables({name: context[name] for name in read_context(saved)})
+    of_users, of_requests = request_features(saved)
+    tables = feature_tables({name: features[name] for name in of_users})
+    of_events = feature_tables({name: context[name] for name in of_requests})
     if not of_events:
         return Profiles(tables, user_ids) if tables else None
     assert event_ids is not None

@@ -24,8 +24,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import polars as pl
 import torch
 
-from crossbatch.data.progress import Progress, silent
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, needs_extra
+from crossbatch.progress import Progress, silent
 from crossbatch.queries import Queries, rows_of, weights_of
 from crossbatch.retrieval import Allowed, TopK
 from crossbatch.serving.tables import item_frames
@@ -197,10 +197,8 @@ def connect(address: str) -> Any:
             the folder of a Unix socket, `?sslmode=` one of `SSL_MODES`. As with psql, PGHOST,
             PGPORT, PGUSER, PGDATABASE, PGPASSWORD and `~/.pgpass` fill in what it leaves out.
     """
-    try:
+    with needs_extra("postgres", "PostgreSQL"):
         pg8000 = import_module("pg8000.native")
-    except ImportError:
-        raise ConfigError("PostgreSQL needs: pip install 'crossbatch[postgres]'") from None
     arguments = _arguments(address)
     try:
         return pg8000.Connection(**arguments)

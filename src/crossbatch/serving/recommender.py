@@ -17,12 +17,7 @@ from crossbatch.errors import ConfigError
 from crossbatch.queries import Queries, weights_of
 from crossbatch.retrieval import Allowed, TopK
 from crossbatch.serving.filters import no_columns
-from crossbatch.serving.user_features import (
-    NO_ENCODERS,
-    Profiles,
-    encode_profiles,
-    with_profiles,
-)
+from crossbatch.serving.user_features import NO_ENCODERS, Profiles, encode_profiles, with_profiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from crossbatch.data import Dataset, PrepareOptions, append, open_dataset, prepare
-from crossbatch.data.dataset.events import Draw, Events
+from crossbatch.data.dataset.samples import Draw, Events
 from crossbatch.data.prepare import write_shards as writing
 from crossbatch.errors import ConfigError, DataError
 

@@ -217,7 +217,7 @@ def test_the_cells_of_an_approximate_index_are_kept(content_run, tmp_path):
     ("table", "message"),
     [
         (NEW.drop("item"), "need a column 'item'"),
-        (NEW.with_columns(item=pl.lit("same")), "1 keys of the items are repeated: 'same'"),
+        (NEW.with_columns(item=pl.lit("same")), "1 items have several rows, such as 'same'"),
         (NEW.with_columns(item=pl.Series(["x", None])), "every item needs a key"),
         (NEW.with_columns(item=pl.Series(["x", ""])), "every item needs a key"),
         (NEW.clear(), "every item needs a key"),

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 1800.0  # seconds; a busy machine starts a Python slowly
 # Requests of tests must not be refused because the machine is busy.
-UNHURRIED = (
-    f"from crossbatch.serving.server import connections\nconnections.REQUEST_SECONDS = {PATIENCE}"
-)
+UNHURRIED = f"from crossbatch.serving.server import guard\nguard.REQUEST_SECONDS = {PATIENCE}"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 GATE = """
 import os, time
 from crossbatch.serving import Bundle
-from crossbatch.serving.server import connections, run
+from crossbatch.serving.server import guard, run
 run.SHUTDOWN_SECONDS = 600
 known = Bundle.known
 def slow(self, histories):
@@ -38,10 +38,10 @@ def slow(self, histories):
 Bundle.known = slow
 """
 IMPATIENT = f"""{GATE}
-connections.REQUEST_SECONDS = 2.0
-connections.ANSWER_SECONDS = run.ANSWER_SECONDS = 1.0
+guard.REQUEST_SECONDS = 2.0
+guard.ANSWER_SECONDS = run.ANSWER_SECONDS = 1.0
 """
-PATIENT = f"{GATE}\nconnections.MAX_CONNECTIONS = 40; connections.RESERVED = 3"
+PATIENT = f"{GATE}\nguard.MAX_CONNECTIONS = 40; guard.RESERVED = 3"
 HEAD = b"POST /recommend HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 

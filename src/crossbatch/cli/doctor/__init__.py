@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from crossbatch.cli.doctor import environment, folders
 from crossbatch.cli.doctor.findings import Finding, problem
@@ -50,9 +51,9 @@ MARKS = {"ok": "[green]✓[/]", "note": "[yellow]•[/]", "problem": "[bold red]
 
 
 def doctor(
-    data: Annotated[Path | None, typer.Option(help="Also check this dataset folder.")] = None,
-    run: Annotated[Path | None, typer.Option(help="Also check this run folder.")] = None,
-    bundle: Annotated[Path | None, typer.Option(help="Also check this bundle.")] = None,
+    data: Annotated[Path | None, Option(help="Also check this dataset folder.")] = None,
+    run: Annotated[Path | None, Option(help="Also check this run folder.")] = None,
+    bundle: Annotated[Path | None, Option(help="Also check this bundle.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check the installation, and datasets, runs and bundles, with a remedy for each problem.

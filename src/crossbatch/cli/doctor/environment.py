@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crossbatch.cli.doctor.findings import Finding, note, ok, problem
+from crossbatch.errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,9 +85,8 @@ def _package(requirement: Requirement, target: str) -> Finding:
         try:
             import_module(module)
         except Exception as error:  # a broken build may raise anything
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
             again = f"pip install --force-reinstall '{name}=={installed}'"
-            return problem(name, f"{installed} does not load: {why}", again)
+            return problem(name, f"{installed} does not load: {reason_of(error)}", again)
     return ok(name, f"{installed} (supported: {supported or 'any'})")
 
 

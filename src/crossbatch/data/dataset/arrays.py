@@ -68,6 +68,16 @@ def user_runs(offsets: np.ndarray, rows: int) -> list[slice]:
     return [slice(first, last) for first, last in pairwise(bounds)]
 
 
+def range_runs(starts: np.ndarray, ends: np.ndarray, rows: int) -> Iterator[tuple[slice, int, int]]:
+    """Cut ascending ranges `start:end` into runs; yield each with the span that holds it.
+
+    The spans have about `rows` elements, at most one range's more.
+    """
+    if len(starts):
+        for run in user_runs(np.append(starts, ends[-1]) - starts[0], rows):
+            yield run, int(starts[run.start]), int(ends[run.stop - 1])
+
+
 class ArrayReader:
     """A `.npy` that is read in slices; its rows are numbers, or `width` numbers each."""
 
@@ -148,3 +158,21 @@ class ArrayWriter:
         self._file.close()
         if kind is None and self._written != self._length:
             raise RuntimeError(f"{self._written} of {self._length} elements were written")
+
+
+class SumWriter(ArrayWriter):
+    """A new `.npy` of the running sums of `count` numbers, from 0 on: one more than these.  int64.
+
+    Of lengths these are offsets: where each range begins, and the end of all.
+    """
+
+    def __init__(self, path: Path, count: int) -> None:
+        super().__init__(path, np.int64, count + 1)
+        self._sum = 0
+        super().append(np.zeros(1))
+
+    def append(self, values: np.ndarray) -> None:
+        """Add the sums of the next numbers.  Shape `[n]`."""
+        sums = self._sum + np.cumsum(values, dtype=np.int64)
+        super().append(sums)
+        self._sum = int(sums[-1]) if len(sums) else self._sum

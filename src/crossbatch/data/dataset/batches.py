@@ -121,31 +121,26 @@ def training_batches(
         targets = torch.from_numpy(items[positions].astype(np.int64))
         # One split of the block: slicing every tensor of every batch takes three times as long.
         parts = (tensor.split(batch_size) for tensor in (users, history, targets))
-        after = _later(items, positions, samples.ends[rows], per_block) if later else repeat(None)
+        after: Iterator[tuple[Tensor, Tensor] | None] = repeat(None)
+        if later:
+            after = _by_batch(items, positions + 1, samples.ends[rows], per_block)
         event_ids: Iterator[Tensor | None] = repeat(None)
         if first_event is not None:
             event_ids = iter(torch.from_numpy(positions + first_event).split(batch_size))
-        lists = _shown(*shown, positions, per_block) if shown else repeat(None)
+        lists: Iterator[tuple[Tensor, Tensor] | None] = repeat(None)
+        if shown is not None:
+            bounds = shown[1]
+            lists = _by_batch(shown[0], bounds[positions], bounds[positions + 1], per_block)
         yield from islice(map(Batch, *parts, after, event_ids, lists), skip, None)
         block, skip = block + 1, 0
 
 
-def _later(
-    items: np.ndarray, positions: np.ndarray, ends: np.ndarray, num_batches: int
+def _by_batch(
+    items: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_batches: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the items after the targets, batch by batch: those of a block may not fit in memory."""
-    for target, end in zip(
-        *(np.split(each, num_batches) for each in (positions, ends)), strict=True
-    ):
-        yield _ranges(items, target + 1, end)
-
-
-def _shown(
-    items: np.ndarray, offsets: np.ndarray, positions: np.ndarray, num_batches: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the items that were shown with the targets, batch by batch."""
-    for target in np.split(positions, num_batches):
-        yield _ranges(items, offsets[target], offsets[target + 1])
+    """Yield `items[start:end]` of the samples of each batch: a block's may not fit in memory."""
+    for start, end in zip(np.split(starts, num_batches), np.split(ends, num_batches), strict=True):
+        yield _ranges(items, start, end)
 
 
 def eval_batches(

@@ -195,11 +195,13 @@ def _read(dataset: Dataset) -> _Facts:
 
 
 def _time(facts: _Facts) -> dict[str, str] | None:
-    moments = {"first": facts.first, "last": facts.last}
-    if moments["last"] < 365 * 86_400 * 1_000_000:  # positions, not moments
+    if facts.last < 365 * 86_400 * 1_000_000:  # positions, not moments
         return None
-    dates = {name: datetime.fromtimestamp(time / 1e6, tz=UTC) for name, time in moments.items()}
-    return {name: date.date().isoformat() for name, date in dates.items()}
+    moments = {"first": facts.first, "last": facts.last}
+    return {
+        name: datetime.fromtimestamp(time / 1e6, tz=UTC).date().isoformat()
+        for name, time in moments.items()
+    }
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float]:

@@ -324,15 +324,15 @@ def _offsets(folder: Path, stem: str) -> np.ndarray | None:
     return map_array(path) if path.is_file() else None
 
 
-def read_schema(folder: Path) -> dict[str, Any]:
+def read_schema(folder: Path, remedy: str = "prepare the dataset again") -> dict[str, Any]:
     """Return what a features folder says of its features by name; nothing if there is none."""
     path = folder / SCHEMA
     if not path.is_file():
         return {}
-    schema = read_document(path, "prepare the dataset again")
+    schema = read_document(path, remedy)
     for name, entry in schema.items():
         if not isinstance(entry, dict) or not entry.keys() >= ENTRY_KEYS:
-            raise DataError(f"{path} does not describe {name!r}: prepare the dataset again")
+            raise DataError(f"{path} does not describe {name!r}: {remedy}")
         if not str(entry["stem"]).isalnum():  # it becomes a file's name
-            raise DataError(f"{path} names the file {entry['stem']!r}: prepare the dataset again")
+            raise DataError(f"{path} names the file {entry['stem']!r}: {remedy}")
     return schema

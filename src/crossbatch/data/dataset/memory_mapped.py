@@ -13,19 +13,18 @@ import numpy as np
 
 from crossbatch.data.dataset.arrays import map_array, range_positions
 from crossbatch.data.dataset.batches import Batch, EvalBatch, eval_batches, training_batches
-from crossbatch.data.dataset.events import Draw, Events, Training, no_samples, read_events
 from crossbatch.data.dataset.features import Feature, encode_table, read_encoders, read_features
-from crossbatch.data.dataset.keys import Keys
 from crossbatch.data.dataset.manifest import (
     check_consistency,
     check_listed,
     check_shard,
     read_manifest,
 )
-from crossbatch.data.dataset.shard_files import FetchedShards, ShardFiles
+from crossbatch.data.dataset.samples import Draw, Events, Training, no_samples, read_events
 from crossbatch.data.dataset.shards import FOLDER as SHARDS
-from crossbatch.data.dataset.shards import Shards
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.data.dataset.shards import ShardFiles, Shards
+from crossbatch.data.dataset.string_table import Keys
+from crossbatch.errors import ConfigError, DataError, check_choice
 from crossbatch.remote import is_url, local_path, normal_url
 
 if TYPE_CHECKING:
@@ -74,17 +73,12 @@ class Dataset(Keys):
                 "items: prepare it again"
             )
         self.events = read_events(self.path, self._files)
-        self.offsets, self.items, self.times = (
-            self.events.offsets,  # [num_users + 1] int64
-            self.events.items,  # [n] int32, sequences end to end
-            self.events.times,  # [n] int64, microseconds
-        )
+        self.offsets = self.events.offsets  # [num_users + 1] int64
+        self.items = self.events.items  # [n] int32, sequences end to end
+        self.times = self.events.times  # [n] int64, microseconds
+        self.weight_offsets, self.shown = self.events.weight_offsets, self.events.shown
+        self.session_places = self.events.session_places
         self.item_counts = self._load("item_counts")  # [num_items + 1] int64
-        self.weight_offsets, self.session_places, self.shown = (
-            self.events.weight_offsets,
-            self.events.session_places,
-            self.events.shown,
-        )
         self._samples: dict[Draw, Samples] = {}
         self.stored_laws = {"sampler_law": self._load("sampler_law")}
         self._laws = {Draw(): self.stored_laws["sampler_law"]}
@@ -92,9 +86,7 @@ class Dataset(Keys):
         if "shards" in self.manifest:
             self.stored_laws["interaction_law"] = self._load("interaction_law")
             self._laws[Draw(sample_by="interaction")] = self.stored_laws["interaction_law"]
-            files = ShardFiles(self.path, self._files, self._check_shard)
-            if self.url is not None:
-                files = FetchedShards(self.path, self._files, self._check_shard, self.url)
+            files = ShardFiles(self.path, self._files, self._check_shard, self.url)
             self.shards = Shards(files, self.manifest["shards"], self._laws, self._files)
 
     @property
@@ -182,8 +174,7 @@ class Dataset(Keys):
         return drawn(self.events, samples, start)
 
     def _check_histories(self, histories: str) -> None:
-        if histories not in HISTORIES:
-            raise ConfigError(f"histories must be one of {', '.join(HISTORIES)}, got {histories!r}")
+        check_choice("histories", histories, HISTORIES)
         if histories == "session" and self.session_places is None:
             raise ConfigError(
                 f'histories = "session" needs sessions, which {self.path} has none of: prepare it '
@@ -367,8 +358,7 @@ class Dataset(Keys):
 
     def part(self, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return users, first targets and ends of "valid" or "test".  Shapes `[E]`, int64."""
-        if split not in SPLIT_NAMES:
-            raise ConfigError(f"split must be one of {', '.join(SPLIT_NAMES)}, got {split!r}")
+        check_choice("split", split, SPLIT_NAMES)
         users, cuts, ends = (self._load(f"{split}_{name}") for name in ("users", "cuts", "ends"))
         return users, cuts, ends
 

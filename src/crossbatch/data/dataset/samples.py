@@ -1,20 +1,38 @@
-"""Which (user, position) pairs are training samples, and how likely each item is a target."""
+"""The interactions of users as arrays, and which of them are training samples.
+
+`Events` are those of a whole dataset or of one of its shards, `Samples` the pairs of a user and a
+target that are drawn from them, and `Samples.law` says how likely each item is a target.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from crossbatch.data.dataset.arrays import offsets_of, range_positions, take, user_runs
+from crossbatch.data.dataset.arrays import (
+    map_array,
+    offsets_of,
+    range_positions,
+    range_runs,
+    take,
+    user_runs,
+)
+from crossbatch.errors import ConfigError, check_choice
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+    from pathlib import Path
+
     from crossbatch.data.dataset.arrays import ArrayReader
 
 SAMPLE_BY = ("user", "interaction")
 SUMMED_ROWS = 2_000_000  # another number would round the sampling law differently
+CHUNK_ROWS = 1 << 20  # interactions whose times are read at once
+MOST_DAYS = 1e6  # the age of a log
+DAY = 86_400 * 1_000_000  # microseconds
 
 
 @dataclass(frozen=True)
@@ -131,9 +149,8 @@ def item_totals(
     """
     counts = weights is None and weight_offsets is None
     totals = np.zeros(num_items + 1, dtype=np.int64 if counts else np.float64)
-    for run in user_runs(np.append(starts, ends[-1]) - starts[0], SUMMED_ROWS):
+    for run, first, last in range_runs(starts, ends, SUMMED_ROWS):
         positions, offsets = range_positions(starts[run], ends[run])
-        first, last = int(starts[run.start]), int(ends[run.stop - 1])
         held = items[first:last][positions - first]
         weight = None if weights is None else np.repeat(weights[run], np.diff(offsets))
         if weight_offsets is not None:
@@ -148,10 +165,116 @@ def target_counts(
 ) -> np.ndarray:
     """Count the interactions with a weight above 0 in ascending ranges `start:end`.  `[n]`."""
     counts = np.zeros(len(starts), dtype=np.int64)
-    if not len(starts):
-        return counts
-    for run in user_runs(np.append(starts, ends[-1]) - starts[0], SUMMED_ROWS):
-        first, last = int(starts[run.start]), int(ends[run.stop - 1])
+    for run, first, last in range_runs(starts, ends, SUMMED_ROWS):
         before = offsets_of(np.diff(weight_offsets[first : last + 1]) > 0)
         counts[run] = before[ends[run] - first] - before[starts[run] - first]
     return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Sequences end to end, and what is known of each interaction."""
+
+    offsets: np.ndarray  # [num_users + 1] int64, where each user's sequence begins
+    items: np.ndarray  # [n] int32
+    times: np.ndarray  # [n] int64, microseconds
+    # [n + 1] int64, weight of all interactions before each one; None where all count the same
+    weight_offsets: np.ndarray | None
+    # [n] int32, how many events of its session came before each one; None without sessions
+    session_places: np.ndarray | None
+    # items shown with each interaction, int32, and where those of each begin, int64 [n + 1]
+    shown: tuple[np.ndarray, np.ndarray] | None
+
+
+def read_events(folder: Path, files: Container[str]) -> Events:
+    """Map the arrays of a folder into memory; `files` says which of the optional ones there are."""
+
+    def load(name: str) -> np.ndarray:
+        return map_array(folder / f"{name}.npy")
+
+    def load_if_there(name: str) -> np.ndarray | None:
+        return load(name) if f"{name}.npy" in files else None
+
+    shown = "shown_items.npy" in files and "shown_offsets.npy" in files
+    return Events(
+        offsets=load("offsets"),
+        items=load("items"),
+        times=load("times"),
+        weight_offsets=load_if_there("weight_offsets"),
+        session_places=load_if_there("session_places"),
+        shown=(load("shown_items"), load("shown_offsets")) if shown else None,
+    )
+
+
+class Draw(NamedTuple):
+    """Which samples are drawn, and how: options of `Dataset.batches`."""
+
+    min_history: int = 1
+    sample_by: str = "user"
+    newest_days: float = 0.0
+
+    def check(self) -> None:
+        """Raise `ConfigError` for options that no dataset can serve."""
+        if self.min_history < 1:
+            raise ConfigError(f"min_history must be at least 1, got {self.min_history}")
+        check_choice("sample_by", self.sample_by, SAMPLE_BY)
+        if not 0 <= self.newest_days < MOST_DAYS:
+            raise ConfigError(f"newest_days must be 0 or a number of days, got {self.newest_days}")
+
+
+class Training(NamedTuple):
+    """The training parts of sequences."""
+
+    events: Events
+    users: np.ndarray  # [T] int64, ids of users with two training items or more, ascending
+    rows: np.ndarray  # [T] int64, their rows in the offsets of the events
+    ends: np.ndarray  # [T] int64, where the training part of each ends
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where the sequence of each user starts.  Shape `[T]`, int64."""
+        return np.asarray(self.events.offsets[self.rows])
+
+    def samples(self, draw: Draw, last_time: int) -> Samples:
+        """Return the samples, which may be none; `last_time` is that of all training parts.
+
+        Users whose targets all have weight 0 are among them; see `Samples.with_targets`.
+        """
+        starts, ends = self.starts, self.ends
+        firsts = starts + draw.min_history
+        if draw.newest_days:
+            newest = last_time - round(draw.newest_days * DAY)
+            earlier = before(self.events.offsets, self.events.times, newest + 1)
+            firsts = np.maximum(firsts, earlier[self.rows])
+        eligible = firsts < ends
+        kept = slice(None) if eligible.all() else eligible  # no copies where all are
+        arrays = (self.users[kept], starts[kept], firsts[kept], ends[kept])
+        return Samples(*arrays, draw.sample_by, self.events.weight_offsets)
+
+
+def before(offsets: np.ndarray, times: ArrayReader | np.ndarray, moment: int) -> np.ndarray:
+    """Return the end of each user's interactions before a moment.  Shape `[num_users]`."""
+    ends = offsets[:-1].copy()
+    for run in user_runs(offsets, CHUNK_ROWS):
+        start, end = int(offsets[run.start]), int(offsets[run.stop])
+        earlier = offsets_of(times[start:end] < moment)
+        ends[run] += np.diff(earlier[offsets[run.start : run.stop + 1] - start])
+    return ends
+
+
+def no_samples(draw: Draw, longest: int, *, weightless: bool) -> ConfigError:
+    """Return the error of a dataset without samples; `weightless` if all targets have weight 0."""
+    if weightless:
+        return ConfigError(
+            f"no target with min_history = {draw.min_history} items before it has a weight "
+            "above 0: lower it"
+        )
+    if draw.newest_days:
+        return ConfigError(
+            f"no item of the last newest_days = {draw.newest_days:g} days of training has "
+            f"min_history = {draw.min_history} items before it: use more days, or 0 for all"
+        )
+    return ConfigError(
+        f"no training user has more than min_history = {draw.min_history} items, but at "
+        f"most {longest}: lower it"
+    )

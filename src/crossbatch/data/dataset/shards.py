@@ -1,25 +1,33 @@
-"""Training sequences in shards, which are read one after the other.
+"""Training sequences in shards, which are read one after the other, the next one in the background.
 
 A pass over the data visits every shard once, in an order that the seed decides anew for each pass.
 Of the batches of a pass, a shard gives a share in proportion to its users (drawn by user) or to
 the weight of its targets (by interaction), rounded to whole batches: an item is then a positive as
 often as in a dataset without shards. Batch number i depends on the seed and i alone here too.
+
+Files of a shard are checked before they are read. Of a dataset in an object store, the cache has at
+most two shards for a run: the one that is read and the next one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, islice, pairwise
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from crossbatch.cache import NoRoomError, release, remove_unused
 from crossbatch.data.dataset.arrays import map_array, offsets_of
-from crossbatch.data.dataset.events import Draw, Events, Training, no_samples, read_events
 from crossbatch.data.dataset.features import Feature, read_features
+from crossbatch.data.dataset.manifest import check_listed
+from crossbatch.data.dataset.samples import Draw, Events, Training, no_samples, read_events
 from crossbatch.errors import ConfigError, DataError
+from crossbatch.remote import fetch_part
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
@@ -27,7 +35,6 @@ if TYPE_CHECKING:
 
     from crossbatch.data.dataset.batches import Batch
     from crossbatch.data.dataset.samples import Samples
-    from crossbatch.data.dataset.shard_files import ShardFiles
 
 FOLDER = "shards"
 MOST_SHARDS = 4_096
@@ -250,3 +257,78 @@ class Shards:
     def verify(self) -> None:
         """Check the files of all shards; of those in an object store when they are fetched."""
         self._files.verify(len(self))
+
+
+class ShardFiles:
+    """The files of shards, in the dataset's folder; of one at `url` those that are needed now.
+
+    `listed` are the checksums of the dataset's files by name. `check` gets the number of a shard
+    whose files are as written, and raises `DataError` if its arrays do not fit together.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        listed: Mapping[str, str],
+        check: Callable[[int], None],
+        url: str | None = None,
+    ) -> None:
+        self.folder, self.listed, self._check, self._url = folder, listed, check, url
+        self._checked: set[int] = set()
+        self._ahead: tuple[int, Thread] | None = None  # the shard that is made ready meanwhile
+
+    def ready(self, number: int) -> None:
+        """Return once the files of a shard are there, and as they were written."""
+        if self._ahead is not None and self._ahead[0] == number:
+            self._ahead[1].join()
+            self._ahead = None
+        try:
+            self._make_ready(number)
+        except NoRoomError:  # beside others
+            self.keep(number)
+            self._make_ready(number)
+
+    def make_ready_ahead(self, number: int) -> None:
+        """Make a shard ready in the background, unless another one is being made ready."""
+        if number in self._checked or (self._ahead is not None and self._ahead[1].is_alive()):
+            return
+
+        def work() -> None:
+            with suppress(Exception):  # what fails is done again by who needs the shard
+                self._make_ready(number)
+
+        self._ahead = number, Thread(target=work, daemon=True)  # an exit does not wait for it
+        self._ahead[1].start()
+
+    def keep(self, *numbers: int) -> None:
+        """Remove other shards that were fetched, unless another process uses them."""
+        if self._url is None:
+            return
+        if self._ahead is not None and self._ahead[0] not in numbers:
+            self._ahead[1].join()  # it would leave one shard more in the cache
+            self._ahead = None
+        names = {shard_name(number).rpartition("/")[2] for number in numbers}
+        place = self.folder / FOLDER
+        for path in place.iterdir() if place.is_dir() else ():
+            if path.name not in names:
+                release(path)
+                remove_unused(path)
+        self._checked &= set(numbers)
+
+    def verify(self, count: int) -> None:
+        """Check the files of `count` shards; fetched ones are compared when they are fetched."""
+        for number in range(count) if self._url is None else ():
+            self._make_ready(number)
+
+    def _make_ready(self, number: int) -> None:
+        if number in self._checked:
+            return
+        name = shard_name(number)
+        files = {file: each for file, each in self.listed.items() if file.startswith(f"{name}/")}
+        if self._url is not None:
+            fetch_part(self._url, self.folder, name, files)
+        else:
+            for file, checksum in files.items():
+                check_listed(self.folder, file, checksum)
+        self._check(number)
+        self._checked.add(number)

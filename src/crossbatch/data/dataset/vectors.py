@@ -93,13 +93,19 @@ def write_vectors(
     return found
 
 
-def _places(keys: pl.Series, stored: pl.Series) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `keys` that are in `stored`, and where; the first of repeated ones."""
+def _pieces(
+    stored: pl.Series, read: Callable[[np.ndarray], np.ndarray], wanted: pl.Series
+) -> Iterator[Piece]:
+    """Yield the rows of `wanted` keys that are `stored`, and what `read` gives of their places.
+
+    Of a key that is stored several times it is the first place.
+    """
     known = pl.DataFrame({"key": stored.cast(pl.String)}).with_row_index("place")
     known = known.unique("key", keep="first", maintain_order=True).drop_nulls("key")
-    wanted = pl.DataFrame({"key": keys.cast(pl.String)}).with_row_index("row").drop_nulls("key")
-    both = wanted.join(known, on="key", how="inner").sort("place")
-    return both["row"].to_numpy(), both["place"].to_numpy()
+    rows = pl.DataFrame({"key": wanted.cast(pl.String)}).with_row_index("row").drop_nulls("key")
+    both = rows.join(known, on="key", how="inner").sort("place")
+    for part in both.iter_slices(PIECE):
+        yield part["row"].to_numpy(), read(part["place"].to_numpy())
 
 
 def _array(name: str, path: Path) -> Vectors:
@@ -119,13 +125,7 @@ def _array(name: str, path: Path) -> Vectors:
     if len(keys) != len(values):
         raise DataError(f"{beside} has {len(keys):,} keys, but {path} has {len(values):,} rows")
 
-    def pieces(wanted: pl.Series) -> Iterator[Piece]:
-        rows, places = _places(wanted, keys)
-        for first in range(0, len(rows), PIECE):
-            part = slice(first, first + PIECE)
-            yield rows[part], values[places[part]]
-
-    return Vectors(name, values.shape[1], pieces)
+    return Vectors(name, values.shape[1], partial(_pieces, keys, lambda places: values[places]))
 
 
 def _parquet(name: str, path: Path) -> Vectors:
@@ -181,16 +181,13 @@ def _folder(name: str, path: Path) -> Vectors:
     files = {file.name.removesuffix(".npy"): file for file in sorted(path.glob("*.npy"))}
     if not files:
         raise DataError(f"the folder {path} holds no KEY.npy files of vectors")
-    first = _one(next(iter(files.values())), None)
+    paths, keys = list(files.values()), pl.Series(list(files), dtype=pl.String)
+    width = len(_one(paths[0], None))
 
-    def pieces(wanted: pl.Series) -> Iterator[Piece]:
-        rows, places = _places(wanted, pl.Series(list(files), dtype=pl.String))
-        paths = list(files.values())
-        for start in range(0, len(rows), PIECE):
-            part = slice(start, start + PIECE)
-            yield rows[part], np.stack([_one(paths[place], len(first)) for place in places[part]])
+    def read(places: np.ndarray) -> np.ndarray:
+        return np.stack([_one(paths[place], width) for place in places])
 
-    return Vectors(name, len(first), pieces)
+    return Vectors(name, width, partial(_pieces, keys, read))
 
 
 def _one(path: Path, width: int | None) -> np.ndarray:

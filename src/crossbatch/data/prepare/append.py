@@ -28,19 +28,13 @@ from crossbatch.data.prepare.local_engine import STAGING, SortedLog, write_sorte
 from crossbatch.data.prepare.numbering import keep_frequent, number_further_keys
 from crossbatch.data.prepare.options import PrepareOptions
 from crossbatch.data.prepare.pipeline import aligned, checksums, reading, write_parts
-from crossbatch.data.prepare.rest import (
-    COLUMNS,
-    FOLDER,
-    kept_columns,
-    read_described,
-    read_rest,
-)
+from crossbatch.data.prepare.rest import COLUMNS, FOLDER, kept_columns, read_described, read_rest
 from crossbatch.data.prepare.sequences import Written
 from crossbatch.data.prepare.staged_log import StagedLog, read_log
-from crossbatch.data.progress import Progress, silent
 from crossbatch.data.readers.source import Source, Tally
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_folder, remove_leftovers
+from crossbatch.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,14 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from crossbatch.data.dataset.arrays import ArrayWriter, map_array, range_positions
+from crossbatch.data.dataset.arrays import ArrayWriter, SumWriter, map_array, range_positions
 from crossbatch.data.dataset.encoders import Encoded, Encoder, clean_text, fit
-from crossbatch.data.dataset.features import (
-    SCHEMA,
-    read_encoders,
-    save_encoder,
-    schema_entry,
-)
+from crossbatch.data.dataset.features import SCHEMA, read_encoders, save_encoder, schema_entry
 from crossbatch.data.dataset.string_table import StringTable, write_strings
 from crossbatch.data.prepare.rest import FOLDER as REST
 from crossbatch.data.prepare.staged_log import KeyCodes
@@ -33,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from crossbatch.data.prepare.event_columns import Append, EventColumn
-    from crossbatch.data.prepare.sessions import SessionColumn
+    from crossbatch.data.prepare.event_columns import Append, EventColumn, SessionColumn
 
 FOLDER = "features/context"
 HOUR = 3_600 * 1_000_000  # microseconds
@@ -248,19 +242,14 @@ class CodedColumn(ContextColumn):
         starts, ends = np.append(offsets[:-1], 0), np.append(offsets[1:], 0)
         with (
             ArrayWriter(path, np.int32, None) as array,
-            ArrayWriter(path.with_name(f"{self.stem}.offsets.npy"), np.int64, total + 1) as places,
+            SumWriter(path.with_name(f"{self.stem}.offsets.npy"), total) as places,
         ):
-            places.append(np.zeros(1, dtype=np.int64))
-            last = 0
 
             def append_bags(rows: np.ndarray) -> None:
-                nonlocal last
                 codes = rows[self.name]
-                positions, lengths = range_positions(starts[codes], ends[codes])
                 self.present += int((codes >= 0).sum())
-                array.append(values[positions])
-                places.append(last + lengths[1:])
-                last += int(lengths[-1])
+                array.append(values[range_positions(starts[codes], ends[codes])[0]])
+                places.append(ends[codes] - starts[codes])
 
             yield append_bags
 

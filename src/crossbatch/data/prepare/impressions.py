@@ -7,15 +7,22 @@ answer to a request; a column of requests in both joins them.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import polars as pl
 
-from crossbatch.data.dataset.arrays import PIECE, ArrayReader, ArrayWriter, offsets_of, pieces
+from crossbatch.data.dataset.arrays import (
+    PIECE,
+    ArrayReader,
+    ArrayWriter,
+    SumWriter,
+    offsets_of,
+    pieces,
+    range_positions,
+)
 from crossbatch.data.dataset.string_table import StringTable, write_strings
 from crossbatch.data.prepare.rest import FOLDER
-from crossbatch.data.prepare.shown_lists import ShownFile, coded_lists, read_lists
 from crossbatch.data.prepare.staged_log import KeyCodes
 from crossbatch.errors import DataError
 
@@ -24,6 +31,117 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from crossbatch.data.prepare.event_columns import Append
+
+SEPARATOR = "|"  # of a column of plain strings
+BUCKET_BITS = 6  # of the hashes of requests, which are sorted in buckets that fit in memory
+ENTRY = np.dtype([("request", "u8"), ("begin", "i8")])
+
+
+class Lists(NamedTuple):
+    """Lists of codes, end to end."""
+
+    codes: np.ndarray  # [sum of the lengths] int32
+    lengths: np.ndarray  # [n] int64
+
+    def with_lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return each list after its length, int32, and where each begins.  `[n + 1]`, int64."""
+        starts = offsets_of(self.lengths + 1)
+        staged = np.empty(starts[-1], dtype=np.int32)
+        staged[range_positions(starts[:-1] + 1, starts[1:])[0]] = self.codes
+        staged[starts[:-1]] = self.lengths
+        return staged, starts
+
+
+def as_lists(column: pl.Series) -> pl.Series:
+    """Return lists of keys, or keys between `SEPARATOR`s, as lists."""
+    if column.dtype != pl.List:
+        column = column.cast(pl.String).str.split(SEPARATOR)
+    return column.cast(pl.List(pl.String)).fill_null([])
+
+
+def coded_lists(column: pl.Series, codes: KeyCodes) -> Lists:
+    """Return lists of keys, or keys between `SEPARATOR`s, as codes."""
+    lists = as_lists(column)
+    keys = lists.list.explode(empty_as_null=False).fill_null("").str.strip_chars()
+    return Lists(codes.encode(keys), lists.list.len().to_numpy().astype(np.int64))
+
+
+class ShownFile:
+    """The lists of a second file, staged in `folder`, with an index of their requests.
+
+    `frames` have columns `request` and `impressions`; a request may have several rows.
+    """
+
+    def __init__(self, folder: Path, frames: Iterator[pl.DataFrame], codes: KeyCodes) -> None:
+        self._lists, self._index = folder / "shown.staged", folder / "requests.staged"
+        buckets = [folder / f"requests-{number}.staged" for number in range(1 << BUCKET_BITS)]
+        end = 0
+        with self._lists.open("wb") as file:
+            for frame in frames:
+                frame = frame.filter(pl.col("request").is_not_null())
+                staged, starts = coded_lists(frame["impressions"], codes).with_lengths()
+                file.write(staged.data)
+                entries = np.empty(len(frame), ENTRY)
+                entries["request"] = _hashes(frame["request"])
+                entries["begin"] = end + starts[:-1]
+                end += len(staged)
+                numbers = _bucket(entries["request"])
+                for number in np.unique(numbers).tolist():
+                    with buckets[number].open("ab") as part:
+                        part.write(entries[numbers == number].data)
+        sizes = []
+        with self._index.open("wb") as file:
+            for bucket in buckets:
+                entries = np.fromfile(bucket, ENTRY) if bucket.exists() else np.empty(0, ENTRY)
+                file.write(entries[np.argsort(entries["request"], kind="stable")].data)
+                bucket.unlink(missing_ok=True)
+                sizes.append(len(entries))
+        self._bounds = offsets_of(np.array(sizes))
+
+    def find(self, requests: pl.Series) -> Lists:
+        """Return the lists of requests; empty where the file has none.  `[n]`."""
+        hashes, there = _hashes(requests), requests.is_not_null().to_numpy()
+        order = np.argsort(hashes, kind="stable")
+        found: list[np.ndarray] = []
+        counts = np.zeros(len(requests), dtype=np.int64)  # rows of the file of each request
+        numbers = _bucket(hashes[order])
+        for number in np.unique(numbers).tolist():
+            size = int(self._bounds[number + 1] - self._bounds[number])
+            offset = int(self._bounds[number]) * ENTRY.itemsize
+            entries = np.fromfile(self._index, ENTRY, size, offset=offset)
+            rows = order[numbers == number]
+            first = np.searchsorted(entries["request"], hashes[rows])
+            last = np.searchsorted(entries["request"], hashes[rows], side="right")
+            last = np.where(there[rows], last, first)
+            counts[rows] = last - first
+            found.append(entries["begin"][range_positions(first, last)[0]])
+        begins = np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+        # `begins` are those of the rows in the order of their hashes: back to that of the rows
+        starts = np.empty(len(requests), dtype=np.int64)
+        starts[order] = offsets_of(counts[order])[:-1]
+        places, bounds = range_positions(starts, starts + counts)
+        codes, lengths = read_lists(self._lists, begins[places])
+        return Lists(codes, np.diff(offsets_of(lengths)[bounds]))
+
+
+def read_lists(path: Path, begins: np.ndarray) -> Lists:
+    """Read lists, each after its length, from where they begin.  `[n]`."""
+    if not path.stat().st_size or not len(begins):
+        return Lists(np.zeros(0, dtype=np.int32), np.zeros(len(begins), dtype=np.int64))
+    staged = np.memmap(path, np.int32, "r")
+    lengths = staged[np.clip(begins, 0, len(staged) - 1)].astype(np.int64)
+    if begins.min() < 0 or lengths.min() < 0 or (begins + lengths).max() >= len(staged):
+        raise DataError("the kept impressions contradict each other: prepare the dataset again")
+    positions, _ = range_positions(begins + 1, begins + 1 + lengths)
+    return Lists(np.asarray(staged[positions]), lengths)
+
+
+def _hashes(requests: pl.Series) -> np.ndarray:
+    return requests.cast(pl.String).str.strip_chars().hash(seed=0).to_numpy()
+
+
+def _bucket(hashes: np.ndarray) -> np.ndarray:
+    return (hashes >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
 
 
 class ImpressionColumn:
@@ -95,20 +213,15 @@ class ImpressionColumn:
         """Write the ids of the shown items, and where those of each interaction begin."""
         with (
             ArrayWriter(folder / "shown_items.npy", np.int32, None) as items,
-            ArrayWriter(folder / "shown_offsets.npy", np.int64, total + 1) as offsets,
+            SumWriter(folder / "shown_offsets.npy", total) as offsets,
         ):
-            last = 0
-            offsets.append(np.zeros(1, dtype=np.int64))
 
             def append(rows: np.ndarray) -> None:
-                nonlocal last
                 codes, lengths = read_lists(self._path, rows["impressions"])
                 if len(codes) and not 0 <= codes.min() <= codes.max() < len(self._item_ids):
                     raise DataError("impressions are out of range: prepare the dataset again")
                 ids = self._item_ids[codes]  # 0 of items that are not in the dataset
-                known = offsets_of(ids > 0)[offsets_of(lengths)]
                 items.append(ids[ids > 0])
-                offsets.append(last + known[1:])
-                last += int(known[-1])
+                offsets.append(np.diff(offsets_of(ids > 0)[offsets_of(lengths)]))
 
             yield append

@@ -12,18 +12,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossbatch.data.prepare.context_columns import write_context_schema
-from crossbatch.data.prepare.event_columns import (
-    described_columns,
-    event_columns,
-    match_items,
-)
+from crossbatch.data.prepare.event_columns import described_columns, event_columns, match_items
 from crossbatch.data.prepare.numbering import keep_frequent, number_keys, with_counted_lengths
 from crossbatch.data.prepare.options import PrepareOptions
 from crossbatch.data.prepare.rest import write_rest
 from crossbatch.data.prepare.sequences import write_sequences
 from crossbatch.data.prepare.staged_log import StagedLog, read_log
-from crossbatch.data.progress import Progress
 from crossbatch.data.readers.source import Source, Tally
+from crossbatch.progress import Progress
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from crossbatch.data.dataset.shards import MOST_SHARDS
 from crossbatch.data.prepare.sequences import TIE_RULES
-from crossbatch.data.prepare.splits import SPLITS, SplitOptions, user_bounds
-from crossbatch.data.prepare.weights import MOST_WEIGHT
-from crossbatch.errors import ConfigError
+from crossbatch.data.prepare.splits import SPLITS, user_bounds
+from crossbatch.data.prepare.staged_log import MOST_WEIGHT
+from crossbatch.errors import ConfigError, check_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 COMIREC_SEED = 1230
 
@@ -66,8 +66,8 @@ class PrepareOptions:
     seed: int = COMIREC_SEED
 
     def __post_init__(self) -> None:
-        _one_of("split", self.split, SPLITS)
-        _one_of("ties", self.ties, TIE_RULES)
+        check_choice("split", self.split, SPLITS)
+        check_choice("ties", self.ties, TIE_RULES)
         for name in ("min_item_count", "min_user_count"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -93,7 +93,7 @@ class PrepareOptions:
         self._check_shards()
         if self.seed < 0:
             raise ConfigError(f"seed must not be negative, got {self.seed}")
-        _ = self.for_split
+        _ = self.test_moment
 
     def _check_shards(self) -> None:
         if self.shards is None:
@@ -111,10 +111,17 @@ class PrepareOptions:
             )
 
     @property
-    def for_split(self) -> SplitOptions:
-        """What the split needs of these options."""
-        moment = None if self.test_day is None else _day_start(self.test_day)
-        return SplitOptions(self.valid_share, self.test_share, moment, self.seed)
+    def test_moment(self) -> int | None:
+        """When the day of test begins in UTC, in microseconds since 1970."""
+        if self.test_day is None:
+            return None
+        try:
+            start = datetime.strptime(self.test_day, "%Y-%m-%d").replace(tzinfo=UTC)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"test_day must be a date such as 2024-05-31, got {self.test_day!r}"
+            ) from None
+        return int(start.timestamp()) * 1_000_000
 
     @classmethod
     def merged(cls, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> PrepareOptions:
@@ -125,15 +132,6 @@ class PrepareOptions:
         if unknown:
             raise ConfigError(f"unknown options {unknown}: choose from {sorted(known)}")
         return cls(**{**defaults, **chosen})
-
-
-def _day_start(day: str) -> int:
-    """Microseconds from 1970 to the beginning of a day in UTC."""
-    try:
-        start = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC)
-    except (TypeError, ValueError):
-        raise ConfigError(f"test_day must be a date such as 2024-05-31, got {day!r}") from None
-    return int(start.timestamp()) * 1_000_000
 
 
 def _check_weights(weights: Mapping[str, float] | None) -> None:
@@ -148,8 +146,3 @@ def _check_weights(weights: Mapping[str, float] | None) -> None:
             f"event_weights must give a kind of event a weight above 0, got {dict(weights)}: "
             "nothing would be a target"
         )
-
-
-def _one_of(name: str, value: str, names: Iterable[str]) -> None:
-    if value not in names:
-        raise ConfigError(f"{name} must be one of {', '.join(names)}, got {value!r}")

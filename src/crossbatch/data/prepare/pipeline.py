@@ -26,10 +26,10 @@ from crossbatch.data.prepare import local_engine, spark_engine
 from crossbatch.data.prepare.options import PrepareOptions
 from crossbatch.data.prepare.splits import SPLITS, Sequences
 from crossbatch.data.prepare.write_shards import write_shards
-from crossbatch.data.progress import Progress, silent
 from crossbatch.data.readers.source import Source, Tally, reader_errors
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.errors import ConfigError, DataError, check_choice
 from crossbatch.files import atomic_folder, file_checksum
+from crossbatch.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,8 +61,7 @@ def prepare(
     Raises:
         DataError: If the source cannot be used; nothing is written then.
     """
-    if engine not in ENGINES:
-        raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+    check_choice("engine", engine, ENGINES)
     options = options or PrepareOptions.merged(source.defaults, {})
     if options.growing and engine != "polars":
         raise ConfigError(f"growing needs the engine polars, got {engine!r}: leave one of them out")
@@ -139,7 +138,7 @@ def write_split(
     folder: Path, sequences: Sequences, num_items: int, options: PrepareOptions
 ) -> dict[str, int]:
     """Write split, item counts and sampling law; return the sizes of the parts."""
-    split = SPLITS[options.split](sequences, options.for_split)
+    split = SPLITS[options.split](sequences, options)
     items, offsets = ArrayReader(folder / "items.npy"), sequences.offsets
     lengths = split.train_ends - offsets[split.train_users]
     if not (lengths > 1).any():

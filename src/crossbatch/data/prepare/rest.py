@@ -20,7 +20,7 @@ from crossbatch.errors import DataError
 from crossbatch.files import read_document, write_document
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from crossbatch.data.prepare.event_columns import Append, EventColumn
@@ -44,22 +44,27 @@ class Rest(NamedTuple):
 @contextmanager
 def kept_writer(dataset: Path, columns: Sequence[EventColumn], total: int) -> Iterator[Append]:
     """Write the staged numbers of a dataset's interactions, in the order of its sequences."""
-    place = dataset / KEPT
-    place.mkdir(parents=True)
-    with ExitStack() as stack:
-        arrays = {
-            column.name: stack.enter_context(
-                ArrayWriter(place / f"{column.name}.npy", column.dtype, total)
-            )
-            for column in columns
-            if column.dtype is not None
-        }
+    (dataset / KEPT).mkdir(parents=True)
+    dtypes = {column.name: column.dtype for column in columns if column.dtype is not None}
+    with _writers(dataset / KEPT, dtypes, total) as arrays:
 
         def append(rows: np.ndarray) -> None:
             for name, array in arrays.items():
                 array.append(rows[name])
 
         yield append
+
+
+@contextmanager
+def _writers(
+    place: Path, dtypes: Mapping[str, Any], total: int
+) -> Iterator[dict[str, ArrayWriter]]:
+    """Open new arrays of a folder by their names, `[total]` each."""
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(ArrayWriter(place / f"{name}.npy", dtype, total))
+            for name, dtype in dtypes.items()
+        }
 
 
 def kept_columns(dataset: Path, columns: Sequence[EventColumn], total: int) -> list[ArrayReader]:
@@ -95,21 +100,13 @@ def write_rest(
         total += int(left.sum())
     user_rows = _write_keys(place, "user_keys", log.user_codes, used_users)
     item_rows = _write_keys(place, "item_keys", log.item_codes, used_items)
-    with ExitStack() as stack:
-
-        def opened(name: str, dtype: Any) -> ArrayWriter:
-            return stack.enter_context(ArrayWriter(place / f"{name}.npy", dtype, total))
-
-        users, items = opened("users", np.int32), opened("items", np.int32)
-        times = opened("times", np.int64)
-        columns = {column.name: opened(column.name, column.dtype) for column in log.staged_columns}
+    with _writers(place, log.dtypes, total) as arrays:
         for chunk in log.chunks():
             left = ~numbering.kept(chunk)[2]
-            users.append(user_rows[chunk.users[left]])
-            items.append(item_rows[chunk.items[left]])
-            times.append(chunk.times[left])
-            for name, array in columns.items():
-                array.append(chunk.columns[name][left])
+            users, items = user_rows[chunk.users], item_rows[chunk.items]
+            columns = {"users": users, "items": items, "times": chunk.times, **chunk.columns}
+            for name, array in arrays.items():
+                array.append(columns[name][left])
 
 
 def read_rest(dataset: Path, columns: Sequence[EventColumn] = ()) -> Rest:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from crossbatch.data.prepare.numbering import Numbering
     from crossbatch.data.prepare.options import PrepareOptions
     from crossbatch.data.prepare.staged_log import LogChunk, StagedLog
-    from crossbatch.data.progress import Progress
+    from crossbatch.progress import Progress
 
 BUCKET_ROWS = 1 << 20
 ROW = np.dtype([("user", "i4"), ("item", "i4"), ("time", "i8"), ("tie", "u8")])

@@ -28,14 +28,15 @@ from crossbatch.data.prepare.event_columns import event_columns
 from crossbatch.data.prepare.local_engine import SortedLog, accounting
 from crossbatch.data.prepare.numbering import Frequent, number_keys
 from crossbatch.data.prepare.sequences import mix, save_sequences
-from crossbatch.data.prepare.spark_columns import (
+from crossbatch.data.prepare.spark_log import (
+    SparkLog,
     carried,
     event_name,
     learn,
+    read_log,
     save_events,
     staged,
 )
-from crossbatch.data.prepare.spark_log import SparkLog, read_log
 from crossbatch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
     from crossbatch.data.prepare.event_columns import EventColumn
     from crossbatch.data.prepare.numbering import Numbering
     from crossbatch.data.prepare.options import PrepareOptions
-    from crossbatch.data.progress import Progress
     from crossbatch.data.readers.source import Source, Tally
+    from crossbatch.progress import Progress
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which has its Java already
 TIE_COLUMNS = {"shuffle": "mixed", "stable": "row", "item": "item"}

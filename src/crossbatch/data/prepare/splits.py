@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from crossbatch.data.dataset.arrays import pieces, user_runs
+from crossbatch.data.dataset.samples import DAY, before
 from crossbatch.data.prepare.sequences import mix
 from crossbatch.errors import ConfigError
 
@@ -24,19 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from crossbatch.data.dataset.arrays import ArrayReader
+    from crossbatch.data.prepare.options import PrepareOptions
 
 CHUNK_ROWS = 1 << 20  # interactions that are read at once
 BINS = 1 << 16
-DAY = 86_400 * 1_000_000  # microseconds
-
-
-class SplitOptions(NamedTuple):
-    """What a split may depend on beside the sequences."""
-
-    valid_share: float  # of users or interactions
-    test_share: float
-    test_day: int | None = None  # where the day of test begins, in microseconds since 1970
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +68,7 @@ class Split:
     test: Part
 
 
-def by_user(sequences: Sequences, options: SplitOptions) -> Split:
+def by_user(sequences: Sequences, options: PrepareOptions) -> Split:
     """Divide the users; of an evaluation user the last fifth are targets.
 
     The history is the first ⌊0.8 L⌋ interactions; users with fewer than two are left out.
@@ -87,7 +79,7 @@ def by_user(sequences: Sequences, options: SplitOptions) -> Split:
     return Split(train, sequences.offsets[train + 1], *parts)
 
 
-def leave_last_out(sequences: Sequences, options: SplitOptions) -> Split:
+def leave_last_out(sequences: Sequences, options: PrepareOptions) -> Split:
     """Test on every user's last interaction, validate on the one before, train on the rest.
 
     The test history includes the validation target.  A user of two interactions has a test sample
@@ -120,7 +112,7 @@ def _last_targets(sequences: Sequences) -> tuple[np.ndarray, np.ndarray]:
     return found[:, 0], found[:, 1]
 
 
-def by_time(sequences: Sequences, options: SplitOptions) -> Split:
+def by_time(sequences: Sequences, options: PrepareOptions) -> Split:
     """Train before one moment, validate between two, test after the second, for all users alike.
 
     The two moments leave the shares of all interactions to the later parts, or a little less, for
@@ -131,7 +123,7 @@ def by_time(sequences: Sequences, options: SplitOptions) -> Split:
         _moment(sequences.times, options.valid_share + options.test_share),
         _moment(sequences.times, options.test_share),
     )
-    first, second = (before(sequences, moment) for moment in moments)
+    first, second = (before(sequences.offsets, sequences.times, moment) for moment in moments)
     starts, ends = sequences.offsets[:-1], sequences.offsets[1:]
     users = np.arange(len(starts))
     return Split(
@@ -142,7 +134,7 @@ def by_time(sequences: Sequences, options: SplitOptions) -> Split:
     )
 
 
-def by_day(sequences: Sequences, options: SplitOptions) -> Split:
+def by_day(sequences: Sequences, options: PrepareOptions) -> Split:
     """Train on the days before one, test on that day; a day is one of UTC.
 
     The day of test is the last one of the log unless given; what came after it belongs to no part.
@@ -151,12 +143,14 @@ def by_day(sequences: Sequences, options: SplitOptions) -> Split:
     day; targets are all interactions of the day.
     """
     newest = max(int(piece.max()) for piece in pieces(sequences.times, CHUNK_ROWS))
-    test_day = newest // DAY * DAY if options.test_day is None else options.test_day
+    test_day = newest // DAY * DAY if options.test_moment is None else options.test_moment
     earlier = (piece[piece < test_day] for piece in pieces(sequences.times, CHUNK_ROWS))
     last = max((int(piece.max()) for piece in earlier if len(piece)), default=test_day - 1)
     valid_day = last // DAY * DAY
     moments = (valid_day, test_day, test_day + DAY)
-    first, second, third = (before(sequences, moment) for moment in moments)
+    first, second, third = (
+        before(sequences.offsets, sequences.times, moment) for moment in moments
+    )
     starts, users = sequences.offsets[:-1], np.arange(len(first))
     # the numbers of users are stable when days are appended, so the day takes part in the choice
     numbers = users + (valid_day // DAY << 32)
@@ -170,7 +164,7 @@ def by_day(sequences: Sequences, options: SplitOptions) -> Split:
     )
 
 
-SPLITS: dict[str, Callable[[Sequences, SplitOptions], Split]] = {
+SPLITS: dict[str, Callable[[Sequences, PrepareOptions], Split]] = {
     "user": by_user,
     "leave_last_out": leave_last_out,
     "time": by_time,
@@ -217,14 +211,3 @@ def _moment(times: ArrayReader | np.ndarray, share: float) -> int:
         later = int(since[number + 1])
         low, high = low + number * width, min(low + (number + 1) * width, high)
     return high
-
-
-def before(sequences: Sequences, moment: int) -> np.ndarray:
-    """Return the end of each user's interactions before a moment.  Shape `[num_users]`."""
-    offsets = sequences.offsets
-    before = offsets[:-1].copy()
-    for run in user_runs(offsets, CHUNK_ROWS):
-        start, end = int(offsets[run.start]), int(offsets[run.stop])
-        earlier = np.concatenate([[0], np.cumsum(sequences.times[start:end] < moment)])
-        before[run] += np.diff(earlier[offsets[run.start : run.stop + 1] - start])
-    return before

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from crossbatch.data.prepare.weights import with_weights
 from crossbatch.data.readers.source import reader_errors
 from crossbatch.errors import ConfigError, DataError
 
@@ -21,10 +20,11 @@ if TYPE_CHECKING:
 
     from crossbatch.data.prepare.event_columns import EventColumn
     from crossbatch.data.prepare.options import PrepareOptions
-    from crossbatch.data.progress import Progress
     from crossbatch.data.readers.source import Source, Tally
+    from crossbatch.progress import Progress
 
 CHUNK_ROWS = 1 << 20
+MOST_WEIGHT = 1e9  # of an event
 DTYPES: dict[str, Any] = {"users": np.int32, "items": np.int32, "times": np.int64}
 MICROSECONDS = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 1e-3, "order": 1.0}
 LATEST = 4_102_444_800 * 1_000_000  # 2100-01-01
@@ -88,8 +88,8 @@ class StagedLog:
         self.rows = 0
         self.columns = columns
         self.staged_columns = [column for column in columns if column.dtype is not None]
-        self._dtypes = DTYPES | {column.name: column.dtype for column in self.staged_columns}
-        self._paths = [folder / f"{name}.staged" for name in self._dtypes]
+        self.dtypes = DTYPES | {column.name: column.dtype for column in self.staged_columns}
+        self._paths = [folder / f"{name}.staged" for name in self.dtypes]
         self._files = [path.open("wb") for path in self._paths]
 
     def append_rows(self, rows: pl.DataFrame) -> np.ndarray:
@@ -105,7 +105,7 @@ class StagedLog:
         self.user_counts = _counted(self.user_counts, user_codes, len(self.user_codes))
         self.item_counts = _counted(self.item_counts, item_codes, len(self.item_codes))
         arrays = (user_codes, item_codes, times, *columns)
-        for file, array, dtype in zip(self._files, arrays, self._dtypes.values(), strict=True):
+        for file, array, dtype in zip(self._files, arrays, self.dtypes.values(), strict=True):
             file.write(np.ascontiguousarray(array, dtype=dtype).data)
         self.rows += len(times)
         return user_codes
@@ -120,7 +120,7 @@ class StagedLog:
         for first in range(0, self.rows, CHUNK_ROWS):
             users, items, times, *more = (
                 np.fromfile(path, dtype, CHUNK_ROWS, offset=first * np.dtype(dtype).itemsize)
-                for path, dtype in zip(self._paths, self._dtypes.values(), strict=True)
+                for path, dtype in zip(self._paths, self.dtypes.values(), strict=True)
             )
             names = [column.name for column in self.staged_columns]
             yield LogChunk(users, items, times, first, dict(zip(names, more, strict=True)))
@@ -205,11 +205,36 @@ def usable_events(
             )
         rated = frame.filter(pl.col("rating").cast(pl.Float64, strict=False) >= min_rating)
         frame, low = rated, len(frame) - len(rated)
-    frame, other = with_weights(frame, event_weights)
+    frame, other = _with_weights(frame, event_weights)
     if "weight" in frame.columns:
         weighed = frame["weight"].is_not_null()
         frame = _refuse(frame, weighed, "weight missing or not 0 to 1e9", tally)
     return frame, low, other
+
+
+def _with_weights(
+    frame: pl.DataFrame, event_weights: Mapping[str, float] | None
+) -> tuple[pl.DataFrame, int]:
+    """Return rows with their weight, null where it is unusable, and how many are of other kinds.
+
+    The weight is that of the kind of event times that of the row; an event of a kind without a
+    weight is left out.
+    """
+    if "event" not in frame.columns and "weight" not in frame.columns:
+        return frame, 0
+    weight = pl.lit(1.0)
+    if "weight" in frame.columns:
+        given = pl.col("weight").cast(pl.Float64, strict=False)
+        weight = pl.when((given >= 0) & (given <= MOST_WEIGHT)).then(given)
+    left_out = 0
+    if event_weights is not None:
+        kinds = frame["event"].cast(pl.String).str.strip_chars()
+        of_kind = kinds.replace_strict(dict(event_weights), default=None, return_dtype=pl.Float64)
+        frame = frame.with_columns(of_kind.alias("event"))
+        left_out = of_kind.null_count()
+        frame = frame.filter(pl.col("event").is_not_null()) if left_out else frame
+        weight = weight * pl.col("event")
+    return frame.with_columns(weight.alias("weight")), left_out
 
 
 def _refuse(frame: pl.DataFrame, good: pl.Series, reason: str, tally: Tally) -> pl.DataFrame:

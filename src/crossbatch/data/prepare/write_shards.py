@@ -19,9 +19,10 @@ import numpy as np
 from crossbatch.data.dataset.arrays import (
     ArrayReader,
     ArrayWriter,
+    SumWriter,
     offsets_of,
     range_positions,
-    user_runs,
+    range_runs,
 )
 from crossbatch.data.dataset.features import read_schema
 from crossbatch.data.dataset.samples import Samples
@@ -140,25 +141,14 @@ def _copy_rows(source: Path, target: Path, starts: np.ndarray, ends: np.ndarray)
 
 def _copy_sums(source: Path, target: Path, starts: np.ndarray, ends: np.ndarray) -> None:
     """Copy what ascending ranges add to running sums `[n + 1]`, as sums from 0 on."""
-    array, last = ArrayReader(source), 0
-    with ArrayWriter(target, array.dtype, int((ends - starts).sum()) + 1) as copy:
-        copy.append(np.zeros(1, dtype=array.dtype))
-        for first, end, positions in _spans(starts, ends):
-            sums = last + np.cumsum(np.diff(array[first : end + 1])[positions])
-            copy.append(sums)
-            last = int(sums[-1]) if len(sums) else last
+    array = ArrayReader(source)
+    with SumWriter(target, int((ends - starts).sum())) as copy:
+        for run, first, last in range_runs(starts, ends, PIECE_ROWS):
+            inside, _ = range_positions(starts[run] - first, ends[run] - first)
+            copy.append(np.diff(array[first : last + 1])[inside])
 
 
 def _pieces(array: ArrayReader, starts: np.ndarray, ends: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the rows of ascending ranges, those of about `PIECE_ROWS` rows at a time."""
-    for first, end, positions in _spans(starts, ends):
-        yield array[first:end][positions]
-
-
-def _spans(starts: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield spans of an array that hold some of the ranges, and the ranges' positions in them."""
-    if not len(starts):
-        return
-    for run in user_runs(np.append(starts, ends[-1]) - starts[0], PIECE_ROWS):
-        first, end = int(starts[run.start]), int(ends[run.stop - 1])
-        yield first, end, range_positions(starts[run] - first, ends[run] - first)[0]
+    for run, first, last in range_runs(starts, ends, PIECE_ROWS):
+        yield array[first:last][range_positions(starts[run] - first, ends[run] - first)[0]]

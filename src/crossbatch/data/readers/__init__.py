@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from crossbatch.data.readers import amazon, comirec, movielens, recbole, table
-from crossbatch.data.readers.source import Reader, ReadOptions, reader_errors, with_clear_errors
+from crossbatch.data.readers.source import ReadOptions, reader_errors, with_clear_errors
 from crossbatch.data.readers.table_files import is_pattern
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.errors import ConfigError, DataError, check_choice
 from crossbatch.remote import local_path
 
 if TYPE_CHECKING:
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
     from crossbatch.data.readers.source import Source
 
-READERS = {
-    "table": Reader(table.recognises, table.open_source),
-    "amazon": Reader(amazon.recognises, amazon.open_source),
-    "movielens": Reader(movielens.recognises, movielens.open_source),
-    "comirec": Reader(comirec.recognises, comirec.open_source),
-    "recbole": Reader(recbole.recognises, recbole.open_source),
+READERS: dict[str, Any] = {
+    "table": table,
+    "amazon": amazon,
+    "movielens": movielens,
+    "comirec": comirec,
+    "recbole": recbole,
 }
 GENERAL = "table"  # also fits files of the special formats, so it is tried last
 
-__all__ = ["READERS", "ReadOptions", "Reader", "detect_format", "open_source"]
+__all__ = ["READERS", "ReadOptions", "detect_format", "open_source"]
 
 
 def open_source(
@@ -51,14 +51,13 @@ def open_source(
     # only the table format takes column names or a pattern
     named = GENERAL if (options.user and options.item) or is_pattern(path) else None
     name = format_name or named or detect_format(path)
-    if name not in READERS:
-        raise ConfigError(f"format must be one of {', '.join(READERS)}, got {name!r}")
+    check_choice("format", name, READERS)
     if options.event_columns and name != GENERAL:
         columns = options.event_columns.items()
         given = ", ".join(f"--{ours.partition('.')[0]} {theirs}" for ours, theirs in columns)
         raise ConfigError(f"a {name} log has no columns of events, got {given}: leave them out")
     with reader_errors(path.name):
-        return with_clear_errors(READERS[name].open(path, options))
+        return with_clear_errors(READERS[name].open_source(path, options))
 
 
 def detect_format(path: Path) -> str:

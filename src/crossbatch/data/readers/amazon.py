@@ -16,9 +16,10 @@ from typing import Any
 import polars as pl
 
 from crossbatch.data.readers.source import Column, ReadOptions, Source, Tally
-from crossbatch.data.readers.text_blocks import first_line, line_blocks
 from crossbatch.data.readers.text_tables import (
+    first_line,
     first_object,
+    line_blocks,
     read_delimited,
     read_json_lines,
     split_header,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from crossbatch.data.readers.source import Column, ReadOptions, Source, Tally
-from crossbatch.data.readers.text_blocks import check_ratio
-from crossbatch.data.readers.text_tables import parse_rows, read_delimited
+from crossbatch.data.readers.text_tables import check_ratio, parse_rows, read_delimited
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:
@@ -164,4 +163,4 @@ def _table(
         data = Path(member).read_bytes()
     if has_header:
         return pl.read_csv(io.BytesIO(data), infer_schema=False, new_columns=list(columns))
-    return parse_rows(data, columns, Tally(), separator=separator, encoding="latin-1")
+    return parse_rows(data.decode("latin-1").encode(), columns, Tally(), separator=separator)

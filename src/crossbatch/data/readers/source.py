@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -260,13 +260,6 @@ class ReadOptions:
         named = {name: getattr(self, name) for name in ("event", "weight", "session", lists)}
         named |= {f"context.{column.name}": column.name for column in self.context}
         return {ours: theirs for ours, theirs in named.items() if theirs is not None}
-
-
-class Reader(NamedTuple):
-    """A format: how to recognise it for certain, and how to open it."""
-
-    recognises: Callable[[Path], bool]
-    open: Callable[[Path, ReadOptions], Source]
 
 
 @contextmanager

@@ -140,12 +140,16 @@ def _columns(log: Path, options: ReadOptions) -> dict[str, str]:
             )
         readers[theirs] = ours
     for ours, theirs in options.event_columns.items():
-        if theirs not in names:
-            raise ConfigError(
-                f"{log.name} has no column {theirs!r} for --{ours.partition('.')[0]}; its columns "
-                f"are {', '.join(names)}"
-            )
+        _require(log, names, theirs, ours.partition(".")[0])
     return columns | options.event_columns
+
+
+def _require(file: Path, names: list[str], column: str, option: str) -> None:
+    if column not in names:
+        raise ConfigError(
+            f"{file.name} has no column {column!r} for --{option}; its columns are "
+            f"{', '.join(names)}"
+        )
 
 
 def _shown_files(options: ReadOptions) -> list[Path]:
@@ -155,11 +159,7 @@ def _shown_files(options: ReadOptions) -> list[Path]:
     files = data_files(Path(options.impressions_file))
     names = part_columns(files[0])
     for option in ("impressions", "request"):
-        if (wanted := getattr(options, option)) not in names:
-            raise ConfigError(
-                f"{files[0].name} has no column {wanted!r} for --{option}; its columns are "
-                f"{', '.join(names)}"
-            )
+        _require(files[0], names, getattr(options, option), option)
     return files
 
 

@@ -13,8 +13,7 @@ from urllib.parse import unquote
 import polars as pl
 
 from crossbatch.data.readers.source import Column
-from crossbatch.data.readers.text_blocks import line_blocks
-from crossbatch.data.readers.text_tables import first_object, read_whole, split_header
+from crossbatch.data.readers.text_tables import first_object, line_blocks, read_whole, split_header
 from crossbatch.errors import DataError
 
 if TYPE_CHECKING:

@@ -1,20 +1,24 @@
-"""Delimited text (CSV, TSV …) and JSON lines as frames.
+"""Plain or gzipped text as frames: delimited (CSV, TSV …) and JSON lines.
 
-Polars parses whole blocks of lines; a block that it refuses is parsed line by line.
+Text is read in blocks of lines, of which the next is decompressed while one is parsed. Polars
+parses whole blocks; one that it refuses is parsed line by line.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import re
-from typing import TYPE_CHECKING, Any
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import polars as pl
 
-from crossbatch.data.readers.text_blocks import first_line, line_blocks
 from crossbatch.errors import DataError
+from crossbatch.files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,9 +26,86 @@ if TYPE_CHECKING:
 
     from crossbatch.data.readers.source import Tally
 
-
+BLOCK_BYTES, FIRST_BYTES = 1 << 24, 1 << 20
+MAX_LINE_BYTES = 1 << 26
+# Text is compressed to a tenth, a very regular log to a hundredth of its size.
+MAX_RATIO, ALWAYS_ALLOWED = 250, 1 << 28
+GZIP_MAGIC = b"\x1f\x8b"
 IDS = ("user", "item")
 NUMBERS = ("time", "rating", "weight")
+
+
+def open_binary(path: Path) -> IO[bytes]:
+    """Open a file for reading, decompressed if it begins like gzip, whatever its name."""
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    if file.read(2) == GZIP_MAGIC:
+        file.close()
+        return cast("IO[bytes]", gzip.open(path, "rb"))
+    file.seek(0)
+    return file
+
+
+def line_blocks(path: Path) -> Iterator[bytes]:
+    """Yield a text file in blocks of whole lines, each ended by a newline.
+
+    A missing file, or one whose compression is broken or cut short, is a `DataError`.
+    """
+    blocks = _line_blocks(path, BLOCK_BYTES)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        coming = pool.submit(next, blocks, None)
+        while (block := coming.result()) is not None:
+            coming = pool.submit(next, blocks, None)
+            yield block
+
+
+def first_line(path: Path) -> str:
+    """Return the first line that is not blank, without its end; empty if there is none."""
+    lines = (line for block in _line_blocks(path, FIRST_BYTES) for line in block.split(b"\n"))
+    try:
+        return next((line for line in lines if line.strip()), b"").decode("utf-8-sig").rstrip("\r")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path.name} is not UTF-8 text ({error.reason} in its first line): convert it"
+        ) from error
+
+
+def _line_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
+    with open_binary(path) as file:
+        rest, total, size = b"", 0, path.stat().st_size
+        while True:
+            try:
+                data = file.read(block_bytes)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise DataError(
+                    f"{path.name} is damaged or cut short ({error}): fetch the file again, "
+                    "`gzip -t` tells whether it is whole"
+                ) from error
+            if not data:
+                break
+            total += len(data)
+            check_ratio(path.name, total, size)
+            data = rest + data
+            cut = data.rfind(b"\n") + 1
+            rest = data[cut:]
+            if len(rest) > MAX_LINE_BYTES:
+                longest = f"{MAX_LINE_BYTES >> 20} MB"
+                raise DataError(f"{path.name} has a line of more than {longest}: is it text?")
+            if cut:
+                yield data[:cut]
+        if rest:
+            yield rest + b"\n"
+
+
+def check_ratio(name: str, unpacked: int, packed: int) -> None:
+    """Raise `DataError` if the sizes are those of a decompression bomb."""
+    if unpacked > max(ALWAYS_ALLOWED, MAX_RATIO * packed):
+        raise DataError(
+            f"{name} unpacks to more than {MAX_RATIO} times its size, like a bomb: if it is "
+            "sound, unpack it yourself and pass the result"
+        )
 
 
 def read_delimited(
@@ -34,7 +115,6 @@ def read_delimited(
     *,
     separator: str = ",",
     header: Sequence[str] | None = None,
-    encoding: str = "utf-8",
 ) -> Iterator[pl.DataFrame]:
     """Yield frames of strings with the given columns, from our names to the file's.
 
@@ -49,7 +129,7 @@ def read_delimited(
     for number, block in enumerate(line_blocks(path)):
         rows = block.split(b"\n", skip)[-1] if number == 0 else block
         if rows.strip():
-            frame = parse_rows(rows, names, tally, separator=separator, encoding=encoding)
+            frame = parse_rows(rows, names, tally, separator=separator)
             yield frame.select(chosen)
 
 
@@ -69,12 +149,8 @@ def require_names(path: Path, wanted: Iterable[str], names: Collection[str], wha
             raise DataError(f"{path.name} has no {what} {name!r}; its {what}s are: {known}")
 
 
-def parse_rows(
-    block: bytes, names: Sequence[str], tally: Tally, *, separator: str, encoding: str
-) -> pl.DataFrame:
+def parse_rows(block: bytes, names: Sequence[str], tally: Tally, *, separator: str) -> pl.DataFrame:
     """Return a block of lines as a frame of strings."""
-    if encoding != "utf-8":
-        block = block.decode(encoding).encode("utf-8")
     mark = separator
     if len(separator) > 1:
         mark = "\x1f"

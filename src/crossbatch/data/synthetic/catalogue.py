@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.prepare.sequences import mix
-from crossbatch.data.synthetic.topic_visits import TOPICS
 
+TOPICS = 5  # of a category
 MIN_COUNT = 5  # interactions of every item and user, at least, so that the default filter keeps all
 ITEM_EXPONENT = 1.0  # Zipf exponent inside a topic
 ROUNDS = 4  # of the Feistel network
@@ -34,9 +34,6 @@ NOUNS = (
 )  # fmt: skip
 _ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "br", "tr")
 _VOWELS = ("a", "e", "i", "o", "u", "ai", "eo", "ia")
-
-
-PLACE = pl.int_range(pl.len(), dtype=pl.Int64).over("group")
 
 
 class Catalogue(NamedTuple):
@@ -159,7 +156,8 @@ def _feistel(numbers: np.ndarray, half: np.ndarray, keys: np.ndarray) -> np.ndar
 
 def places_in_group(groups: np.ndarray) -> np.ndarray:
     """Return how many equal values come before each.  Shape `[n]`, int64."""
-    return pl.Series("group", groups).to_frame().select(PLACE).to_series().to_numpy()
+    place = pl.int_range(pl.len(), dtype=pl.Int64).over("group")
+    return pl.Series("group", groups).to_frame().select(place).to_series().to_numpy()
 
 
 def spread_repeats(

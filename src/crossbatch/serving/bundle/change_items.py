@@ -21,13 +21,14 @@ import polars as pl
 import torch
 
 from crossbatch.data.dataset.features import encode_table
-from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import DataError
 from crossbatch.evaluation import encode_items
 from crossbatch.files import check_target
 from crossbatch.models import mean_id_vector
+from crossbatch.progress import Progress, silent
 from crossbatch.retrieval import IVFIndex
 from crossbatch.serving.bundle import graph as graphs
+from crossbatch.serving.bundle.filter_columns import as_column, keyed_rows
 from crossbatch.serving.bundle.manifest import MANIFEST, REMEDY, BundleError
 from crossbatch.serving.bundle.model_files import (
     ID_TABLE,
@@ -37,9 +38,8 @@ from crossbatch.serving.bundle.model_files import (
     load_own_items,
     map_tensors,
     sample_tables,
-    schema_encoders,
 )
-from crossbatch.serving.bundle.opening import ITEMS, Bundle, all_items
+from crossbatch.serving.bundle.opening import Bundle, all_items
 from crossbatch.serving.bundle.writing import (
     Contents,
     IndexPlan,
@@ -47,7 +47,6 @@ from crossbatch.serving.bundle.writing import (
     random_histories,
     write_bundle,
 )
-from crossbatch.serving.filters import as_column
 from crossbatch.serving.user_features import Profiles, feature_tables
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def encode_content(bundle: Bundle, items: pl.DataFrame) -> tuple[Tensor, Tensor]
     # must not be that of the new ones.
     extra = content.clear(n=int(len(items) + 1 == len(counts)))
     padded = pl.concat([content.clear(n=1), content, extra])
-    features = encode_table(schema_encoders(bundle.path / ITEMS), padded)
+    features = encode_table(bundle.item_encoders, padded)
     tables, config = feature_tables(features), bundle.config
     if config.model or config.item_tower:
         state = bundle.whole_state()
@@ -192,18 +191,11 @@ def _forged_values_refused(bundle: Bundle) -> Iterator[None]:
 
 def _new_keys(bundle: Bundle, items: pl.DataFrame, column: str) -> list[str]:
     """The keys of new items; raise `DataError` if one is missing, repeated or in the bundle."""
-    if column not in items.columns:
-        raise DataError(
-            f"the items need a column {column!r} with their keys; they have "
-            f"{', '.join(items.columns)}"
-        )
+    rows = keyed_rows(items, column, bundle.item_ids)
     keys = items[column].cast(pl.String)
-    if not len(keys) or keys.null_count() or (keys == "").any():
+    if not len(keys) or (keys == "").any():
         raise DataError(f"every item needs a key, but column {column!r} has an empty one, or none")
-    if repeated := keys.filter(keys.is_duplicated()).unique().to_list():
-        raise DataError(f"{len(repeated)} keys of the items are repeated: {_first_few(repeated)}")
-    found = keys.filter(pl.Series(bundle.item_ids(keys.to_list()) > 0)).to_list()
-    if found:
+    if found := keys.filter(pl.Series(rows > 0)).to_list():
         raise DataError(
             f"{len(found)} of the items are in the bundle, to be removed first: {_first_few(found)}"
         )

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from crossbatch.errors import DataError
+from crossbatch.errors import DataError, reason_of
 from crossbatch.files import read_document, write_document
 from crossbatch.serving.bundle.model_files import map_tensors, save_tensors
 
@@ -84,7 +84,7 @@ def trace(
                 raise ValueError("it needs a fixed number of users, and they have lists of values")
             program, block = _exported(module, example, None), BLOCK
         except Exception as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            reason = reason_of(error)
             raise DataError(f"torch.export cannot trace the user tower: {reason}") from error
     return _as_data(program, weights, block)
 

@@ -14,31 +14,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import encode_items
 from crossbatch.evaluation.distributed import encode_together
 from crossbatch.files import check_target, read_document
+from crossbatch.progress import Progress, silent
 from crossbatch.queries import feature_rows
 from crossbatch.serving.bundle.filter_columns import declared_columns
+from crossbatch.serving.bundle.graph import ids_as_vectors, traced
 from crossbatch.serving.bundle.manifest import MANIFEST
 from crossbatch.serving.bundle.model_files import HistoryEncoder, split_state
 from crossbatch.serving.bundle.opening import all_items, open_bundle
-from crossbatch.serving.bundle.own_users import ids_as_vectors, traced
-from crossbatch.serving.bundle.writing import (
-    PROBE_USERS,
-    Contents,
-    IndexPlan,
-    Probe,
-    write_bundle,
-)
-from crossbatch.serving.from_run import (
-    feature_names,
-    read_context,
-    read_user_features,
-    run_profiles,
-    user_side,
-)
+from crossbatch.serving.bundle.writing import PROBE_USERS, Contents, IndexPlan, Probe, write_bundle
+from crossbatch.serving.from_run import feature_names, request_features, run_profiles, user_side
 from crossbatch.training.distributed.start import joined, together
 from crossbatch.training.run_folder import open_run
 
@@ -50,8 +38,8 @@ if TYPE_CHECKING:
 
     from crossbatch.config import ModelConfig
     from crossbatch.serving.bundle.core_graph import GraphData
+    from crossbatch.serving.bundle.graph import UserSide
     from crossbatch.serving.bundle.opening import Bundle
-    from crossbatch.serving.bundle.own_users import UserSide
     from crossbatch.training.run_folder import SavedRun
 
 
@@ -189,6 +177,7 @@ def _contents(
     dataset, model = saved.dataset, saved.recipe.model
     item_state, user_state = split_state(saved.towers)
     keys, titles = all_items(dataset)
+    of_users, of_requests = request_features(saved)
     measured = run / "result.json"
     metrics = read_document(measured, "train the run again") if measured.is_file() else {}
     return Contents(
@@ -196,8 +185,8 @@ def _contents(
         config=replace(
             model,
             item_features=feature_names(model.item_features, dataset.item_features),
-            user_features=read_user_features(saved),
-            context=read_context(saved),
+            user_features=of_users,
+            context=of_requests,
         ),
         history_length=saved.recipe.train.history_length,
         metrics=json.loads(json.dumps(metrics), parse_constant=lambda _: None),  # without NaN

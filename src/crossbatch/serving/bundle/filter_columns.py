@@ -14,17 +14,20 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.features import read_encoders
-from crossbatch.data.progress import Progress, silent
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_folder, listed_file
+from crossbatch.progress import Progress, silent
 from crossbatch.serving.bundle.manifest import MANIFEST, BundleError, write_manifest
 from crossbatch.serving.bundle.opening import FILTERS, Bundle, open_bundle
-from crossbatch.serving.filters import KINDS, columns_of, keyed_rows, split_declaration
+from crossbatch.serving.filters import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from crossbatch.data import Dataset
+
+SEPARATOR = "|"  # of a list that is given as a string
+WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def declared_columns(
@@ -181,3 +184,103 @@ def _link(source: Path, target: Path) -> None:
         os.link(source.resolve(), target)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
+
+
+def split_declaration(declaration: str) -> tuple[str, str | None]:
+    """Name and kind of `NAME` or `NAME:KIND`."""
+    name, separator, kind = declaration.partition(":")
+    if not name or (separator and kind not in KINDS):
+        raise ConfigError(
+            f"--filter-column must be NAME or NAME:KIND with a kind of {', '.join(KINDS)}, "
+            f"got {declaration!r}"
+        )
+    return name, kind or None
+
+
+def as_column(series: pl.Series, kind: str | None = None) -> pl.Series:
+    """A column of a table as one of the types of `KINDS`: the kind given, or the nearest one.
+
+    Raises:
+        DataError: If there are values that the kind cannot hold.
+    """
+    kind = kind or _nearest_kind(series)
+    given = series
+    if kind == "list" and not isinstance(series.dtype, pl.List):
+        series = series.cast(pl.String, strict=False).str.split(SEPARATOR)
+        series = series.list.eval(pl.element().str.strip_chars()).list.eval(
+            pl.element().filter(pl.element() != "")
+        )
+    if kind == "boolean" and series.dtype != pl.Boolean:
+        words = series.cast(pl.String, strict=False).str.to_lowercase()
+        series = words.replace_strict(WORDS, default=None, return_dtype=pl.Boolean)
+    if kind == "time" and series.dtype == pl.String:
+        series = series.str.to_datetime(time_unit="us", time_zone="UTC", strict=False)
+    if kind == "time" and isinstance(series.dtype, pl.Datetime) and series.dtype.time_zone is None:
+        series = series.dt.replace_time_zone("UTC")
+    if kind in ("integer", "number") and series.dtype.is_float():
+        series = series.fill_nan(None)
+        if kind == "integer":
+            series = series.set(series != series.round(), None)
+    try:
+        cast = series.cast(KINDS[kind], strict=False)
+    except pl.exceptions.PolarsError:
+        cast = pl.Series(series.name, [None] * len(series), dtype=KINDS[kind])
+    if kind == "number":
+        cast = cast.set(cast.is_infinite().fill_null(value=False), None)
+    there = given.is_not_null()
+    if given.dtype.is_float():
+        there &= given.is_not_nan().fill_null(value=True)
+    if (lost := given.filter(there & cast.is_null())).len():
+        raise DataError(
+            f"column {given.name!r} has {len(lost):,} values that are no {kind}, such as "
+            f"{lost[0]!r}: mend them, or declare another kind as {given.name}:KIND"
+        )
+    return cast
+
+
+def _nearest_kind(series: pl.Series) -> str:
+    dtype = series.dtype
+    if dtype == pl.Boolean:
+        return "boolean"
+    if dtype.is_integer():
+        return "integer"
+    if dtype.is_float() or isinstance(dtype, pl.Decimal):
+        return "number"
+    if isinstance(dtype, pl.Date | pl.Datetime):
+        return "time"
+    if isinstance(dtype, pl.List):
+        return "list"
+    return "text"
+
+
+def keyed_rows(table: pl.DataFrame, key: str, ids: Callable[[Sequence[str]], np.ndarray]) -> Any:
+    """Item id of each row of a table by its column of keys, 0 where unknown.  `[R]`, int64.
+
+    Raises:
+        DataError: If there is no such column, or keys are missing or repeated.
+    """
+    if key not in table.columns:
+        raise DataError(
+            f"the items need a column {key!r} with their keys; they have {', '.join(table.columns)}"
+        )
+    keys = table[key].cast(pl.String)
+    if keys.null_count():
+        raise DataError(
+            f"every item needs a key, column {key!r} has {keys.null_count():,} rows without"
+        )
+    if repeated := keys.filter(keys.is_duplicated()).unique(maintain_order=True).to_list():
+        raise DataError(f"{len(repeated):,} items have several rows, such as {repeated[0]!r}")
+    return ids(keys.to_list())
+
+
+def columns_of(
+    table: pl.DataFrame, key: str, wanted: Mapping[str, str | None], num_items: int, ids: Any
+) -> pl.DataFrame:
+    """Columns of a table, a row for each of the items 1 … N; missing where the table has none."""
+    rows = keyed_rows(table, key, ids)
+    frame = pl.DataFrame({"id": np.arange(1, num_items + 1)})
+    values = pl.DataFrame({"id": rows}).with_columns(
+        [as_column(table[name], kind).alias(name) for name, kind in wanted.items()]
+    )
+    joined = frame.join(values.filter(pl.col("id") > 0), on="id", how="left", maintain_order="left")
+    return joined.select(list(wanted))

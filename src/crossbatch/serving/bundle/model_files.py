@@ -7,7 +7,6 @@ new items and users, but not the feature values of the dataset's items and users
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from crossbatch.data.dataset.features import SCHEMA, TOKENIZER, read_encoders
-from crossbatch.files import read_document, write_document
+from crossbatch.data.dataset.features import SCHEMA, TOKENIZER, read_encoders, read_schema
+from crossbatch.files import write_document
 from crossbatch.models import ITEM_TOWERS, FeatureTable, Inputs, ItemTower, TwoTower
 from crossbatch.models.build import item_tower_class, tower_options, user_tower_class
 from crossbatch.models.features import RAGGED
@@ -180,7 +179,7 @@ def copy_schema(source: Path, target: Path, names: Sequence[str]) -> None:
     """Copy schema, vocabularies and tokenizers of the named features; none if there are none."""
     if not names:
         return
-    schema = json.loads((source / SCHEMA).read_text(encoding="utf-8"))
+    schema = read_schema(source)
     target.mkdir(parents=True)
     kept = {name: schema[name] for name in names}
     write_document(target / SCHEMA, kept)
@@ -190,14 +189,10 @@ def copy_schema(source: Path, target: Path, names: Sequence[str]) -> None:
             shutil.copyfile(path, target / path.name)
 
 
-def read_schema(folder: Path) -> dict[str, Any]:
+def checked_schema(folder: Path) -> dict[str, Any]:
     """Return kind and size of each feature, as stored; empty without a folder."""
-    if not (folder / SCHEMA).is_file():
-        return {}
-    schema = read_document(folder / SCHEMA, REMEDY)
+    schema = read_schema(folder, REMEDY)
     for entry in schema.values():
-        if not entry["stem"].isalnum():
-            raise BundleError(f"{folder / SCHEMA} names the file {entry['stem']!r}: {REMEDY}")
         if type(entry["num_values"]) is not int or not 0 < entry["num_values"] <= MAX_VALUES:
             raise BundleError(f"{folder / SCHEMA} has features of impossible sizes: {REMEDY}")
     return schema
@@ -205,13 +200,13 @@ def read_schema(folder: Path) -> dict[str, Any]:
 
 def schema_encoders(folder: Path) -> dict[str, Encoder]:
     """Return the fitted encoders of a bundle's features."""
-    return read_encoders(folder) if read_schema(folder) else {}
+    return read_encoders(folder) if checked_schema(folder) else {}
 
 
 def describe_features(folder: Path, encoders: Mapping[str, Encoder]) -> dict[str, Any]:
     """Return kind, size and commonest values of each feature."""
     facts = {}
-    for name, entry in read_schema(folder).items():
+    for name, entry in checked_schema(folder).items():
         vocabulary = encoders[name].vocabulary
         values = [] if vocabulary is None else vocabulary.head(SHOWN_VALUES).to_list()
         facts[name] = {key: entry[key] for key in ("encoder", "kind", "num_values")}

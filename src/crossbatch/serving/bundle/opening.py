@@ -17,41 +17,37 @@ import torch
 from crossbatch.config import Recipe
 from crossbatch.data.dataset.arrays import map_array
 from crossbatch.data.dataset.features import encode_table
-from crossbatch.data.dataset.string_table import KeyIndex, StringTable, sorted_hashes, write_strings
+from crossbatch.data.dataset.string_table import KeyIndex, Keys, sorted_hashes, write_strings
 from crossbatch.files import read_document
 from crossbatch.models.own_towers import CodeNotAllowedError
 from crossbatch.remote import local_path
 from crossbatch.retrieval import ExactIndex, IVFIndex
 from crossbatch.serving.bundle import core_graph
-from crossbatch.serving.bundle.manifest import (
-    REMEDY,
-    BundleError,
-    read_manifest,
-    verify_files,
-)
+from crossbatch.serving.bundle.graph import OwnUsers
+from crossbatch.serving.bundle.manifest import REMEDY, BundleError, read_manifest, verify_files
 from crossbatch.serving.bundle.model_files import (
     ID_TABLE,
     ITEM_TOWER,
     USER_TOWER,
+    checked_schema,
     describe_features,
     load_user_tower,
     map_tensors,
-    read_schema,
     sample_tables,
     schema_encoders,
 )
-from crossbatch.serving.bundle.own_users import OwnUsers
 from crossbatch.serving.filters import FilterColumns
 from crossbatch.serving.recommender import Recommender
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from crossbatch.config import ModelConfig
     from crossbatch.data import Dataset
+    from crossbatch.data.dataset.encoders import Encoder
     from crossbatch.serving.bundle.core_graph import GraphData
 
 CONFIG, METRICS, CARD = "config.json", "metrics.json", "README.md"
@@ -64,47 +60,33 @@ HASHES, ROWS = "item_key_hashes", "item_key_rows"
 MAX_HISTORY = 1 << 16
 
 
-class StoredCatalogue:
+class StoredCatalogue(Keys):
     """The items of a bundle folder, with the same methods as a `Dataset` has for its items."""
 
     def __init__(self, folder: Path) -> None:
-        self.item_counts = map_array(folder / f"{COUNTS}.npy")
-        self._keys = StringTable(folder, KEYS)
-        self._titles = StringTable(folder, TITLES)
-        self._index = KeyIndex(
-            self._keys, map_array(folder / f"{HASHES}.npy"), map_array(folder / f"{ROWS}.npy")
-        )
+        self.path, self.item_counts = folder, map_array(folder / f"{COUNTS}.npy")
+        self.num_items = len(self._item_keys) - 1  # items are 1 … this
+        _ = self._item_index, self.title_table  # broken ones are refused now
 
     @cached_property
-    def num_items(self) -> int:
-        """Items are 1 … this."""
-        return len(self._keys) - 1
+    def _item_index(self) -> KeyIndex:
+        hashes, rows = (map_array(self.path / f"{name}.npy") for name in (HASHES, ROWS))
+        return KeyIndex(self._item_keys, hashes, rows)
 
     @property
     def is_consistent(self) -> bool:
         """Whether keys, titles, counts and the key index are consistent."""
-        counts, n = self.item_counts, self.num_items
+        counts, n, titles = self.item_counts, self.num_items, self.title_table
         return (
-            self._keys.is_valid
-            and self._titles.is_valid
-            and len(self._titles) == n + 1
+            self._item_keys.is_valid
+            and titles is not None
+            and titles.is_valid
+            and len(titles) == n + 1
             and counts.dtype == np.int64
             and counts.shape == (n + 1,)
             and bool((counts >= 0).all())
-            and self._index.covers(first=1)
+            and self._item_index.covers(first=1)
         )
-
-    def item_ids(self, keys: Sequence[str]) -> np.ndarray:
-        """Ids of items by their keys, 0 where unknown; int64."""
-        return self._index.find([str(key) for key in keys]).clip(min=0)
-
-    def item_keys(self, ids: Iterable[int]) -> list[str]:
-        """Keys of items."""
-        return self._keys.take(ids)
-
-    def item_titles(self, ids: Iterable[int]) -> list[str]:
-        """Titles of items, their keys where there is none."""
-        return [self._titles[int(item)] or self._keys[int(item)] for item in ids]
 
 
 class Bundle(Recommender):
@@ -169,6 +151,11 @@ class Bundle(Recommender):
         """What training measured, as in a run's `result.json`."""
         return read_document(self.path / METRICS, REMEDY)
 
+    @cached_property
+    def item_encoders(self) -> dict[str, Encoder]:
+        """The fitted encoders of the item features."""
+        return schema_encoders(self.path / ITEMS)
+
     def item_state(self) -> dict[str, Tensor]:
         """Weights of the item tower, memory-mapped."""
         return map_tensors(self.path / ITEM_TOWER)
@@ -207,8 +194,7 @@ class Bundle(Recommender):
         metrics = self.metrics.get("test", {})
         if not self.catalogue.is_consistent or not isinstance(metrics, dict):
             raise self._inconsistent()
-        items = schema_encoders(self.path / ITEMS)
-        for encoders in (items, self.user_encoders, self.context_encoders):
+        for encoders in (self.item_encoders, self.user_encoders, self.context_encoders):
             blank = pl.DataFrame(schema=dict.fromkeys(encoders, pl.String)).clear(n=1)
             encode_table(dict(encoders), blank)
 
@@ -250,7 +236,7 @@ class Bundle(Recommender):
             and isinstance(origin.get("changes", []), list)
             and isinstance(index["asked"], str)
             and 0 <= index["target"] <= 1
-            and set(self.config.item_features) <= set(read_schema(self.path / ITEMS))
+            and set(self.config.item_features) <= set(checked_schema(self.path / ITEMS))
             and set(self.config.user_features) <= set(self.user_features)
             and set(self.config.context) <= set(self.context)
         )

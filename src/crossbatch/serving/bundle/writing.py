@@ -5,9 +5,11 @@ The check: a bundle must answer as the model that it was made of, or nothing is 
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +18,14 @@ from torch.nn import functional
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_folder, write_document
+from crossbatch.printing import printable
 from crossbatch.queries import Queries, weights_of
+from crossbatch.reports.markdown import literal
 from crossbatch.retrieval import ExactIndex, IVFIndex, choose_index
 from crossbatch.retrieval.choice import LIST, measure, tune
 from crossbatch.serving.bundle import core_graph
 from crossbatch.serving.bundle import graph as graphs
 from crossbatch.serving.bundle.manifest import MANIFEST, write_manifest
-from crossbatch.serving.bundle.model_card import model_card
 from crossbatch.serving.bundle.model_files import ITEM_TOWER, USER_TOWER, copy_schema, save_tensors
 from crossbatch.serving.bundle.opening import (
     CARD,
@@ -42,22 +45,23 @@ from crossbatch.serving.bundle.opening import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     import polars as pl
     from torch import Tensor
 
     from crossbatch.config import ModelConfig
-    from crossbatch.data.progress import Progress
+    from crossbatch.progress import Progress
     from crossbatch.retrieval import IndexFacts
     from crossbatch.serving.bundle.core_graph import GraphData
     from crossbatch.serving.recommender import Recommender
     from crossbatch.serving.user_features import Profiles
 
-
 PROBE_USERS = 256
 TOLERANCE = 1e-4  # of the largest number: far above float rounding, far below any real difference
+PLAIN_KEY = re.compile(r"[\w.:-]{1,80}\Z", re.ASCII)
+SHOWN_METRICS = ("recall@20", "recall@50", "hit_rate@50", "ndcg@50", "cold_recall@50")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,3 +268,56 @@ def random_histories(recommender: Recommender, items: np.ndarray, *, seed: int =
     shape = (PROBE_USERS, recommender.history_length)
     drawn = np.random.default_rng(seed).choice(items, size=shape, p=weights / weights.sum())
     return torch.from_numpy(drawn)
+
+
+def model_card(bundle: Bundle, facts: dict[str, Any]) -> str:
+    """Return the card of a bundle; `facts` becomes its manifest."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
+
+    items = facts["items"]
+    metrics = [bundle.metrics.get(key, {}) for key in ("test", "test_ci", "baselines")]
+    test, intervals, popular = metrics[0], metrics[1], metrics[2].get("popularity", {})
+    shown = [metric for metric in SHOWN_METRICS if metric in intervals]  # else no user had a target
+    environment = Environment(  # noqa: S701 - Markdown, not HTML
+        loader=PackageLoader("crossbatch.serving.bundle"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    try:
+        return environment.get_template("model_card.md").render(
+            bundle=bundle,
+            facts=facts,
+            index=facts["index"],
+            data=facts["origin"].get("dataset"),
+            added=items["count"] - items["trained"],
+            keys=_example_keys(bundle),
+            measured=bool(test),
+            quality=[(m, test[m], intervals[m], popular.get("test", {}).get(m)) for m in shown],
+            code=_code,
+            literal=literal,
+            names=_names,
+            percent=_percent,
+            quote=quote,
+        )
+    except UndefinedError as error:
+        raise LookupError(str(error)) from None
+
+
+def _example_keys(bundle: Bundle) -> list[str]:
+    """The first two items, if their keys are words: others would need quoting, or end the block."""
+    keys = bundle.item_keys(range(1, min(3, bundle.num_items + 1)))
+    return keys if all(PLAIN_KEY.match(key) for key in keys) else ["ITEM"]
+
+
+def _names(names: Iterable[str], none: str = "none") -> str:
+    return ", ".join(_code(name) for name in names) or none
+
+
+def _code(text: object) -> str:
+    """Text that Markdown shows as it is, in a line or a cell of a table."""
+    plain = printable(" ".join(str(text).split())).replace("`", "'").replace("|", "\\|")
+    return f"`{plain or ' '}`"
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.2f}"  # a float: text in its place raises TypeError, it is not repeated

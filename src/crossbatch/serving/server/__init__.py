@@ -2,6 +2,6 @@
 
     serve(Path("bundle"), ServeOptions(port=8000))        # until SIGTERM or Ctrl-C
 
-A request passes `monitoring` (log, metrics, headers), `guard` (token, size, speed), `app` (paths),
+A request passes `monitoring` (metrics, log, headers), `guard` (token, size, speed), `app` (paths),
 `service` (batches) and `answers` (search and JSON).
 """

@@ -22,7 +22,7 @@ from crossbatch.cache import release
 from crossbatch.remote import local_path
 from crossbatch.serving import BundleError, open_bundle
 from crossbatch.serving.server.items import ItemFacts
-from crossbatch.serving.server.monitoring import log_event
+from crossbatch.serving.server.logs import log_event
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

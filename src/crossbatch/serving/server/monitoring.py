@@ -1,21 +1,14 @@
-"""What the server reports of itself: JSON log lines, Prometheus metrics, headers for browsers.
-
-log_event("reloaded", slot="main", version="4f1c")
-"""
+"""The server's outermost layer: Prometheus metrics, log lines of requests, headers for browsers."""
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import re
 import secrets
 import time
-from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
@@ -26,7 +19,7 @@ from prometheus_client import (
     multiprocess,
 )
 
-from crossbatch.serving.server.line_writer import LineWriter
+from crossbatch.serving.server.logs import log_request, logger
 from crossbatch.serving.server.messages import INTERNAL, error_response
 
 if TYPE_CHECKING:
@@ -35,8 +28,6 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-logger = logging.getLogger("crossbatch.serving")
-STDERR = 2  # its file descriptor
 # Set where several processes answer: prometheus_client keeps their numbers in files there.
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 BUNDLE_INFO = "crossbatch_bundle_info"  # a gauge: 1 for each bundle that serves
@@ -61,79 +52,6 @@ REQUEST: ContextVar[str] = ContextVar(
     "request", default=""
 )  # id of the request that a task answers
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-
-
-class JsonFormatter(logging.Formatter):
-    """Formats a log record, its `fields` and its traceback as one JSON object on one line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return one line."""
-        line: dict[str, Any] = {
-            "time": _iso_time(record.created),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
-
-
-def log_event(name: str, level: int = logging.INFO, **fields: object) -> None:
-    """Log one event with its fields."""
-    logger.log(level, name, extra={"fields": fields})
-
-
-class LineHandler(logging.Handler):
-    """Hands formatted records to a `LineWriter`, so that logging never waits."""
-
-    def __init__(self, writer: LineWriter) -> None:
-        super().__init__()
-        self.writer = writer
-        self.setFormatter(JsonFormatter())
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Queue one record."""
-        self.writer.write(self.format(record) + "\n")
-
-    def close(self) -> None:
-        """Write what waits; later records are lost."""
-        self.writer.close()
-        super().close()
-
-
-@contextmanager
-def log_to_stderr(level: int = logging.INFO) -> Iterator[None]:
-    """Send our events from `level` on, and uvicorn's warnings, to standard error as JSON."""
-    handler = LineHandler(LineWriter(STDERR))
-    for source, least in ((logger, level), (logging.getLogger("uvicorn.error"), logging.WARNING)):
-        source.handlers, source.propagate = [handler], False
-        source.setLevel(least)
-    try:
-        yield
-    finally:
-        handler.close()
-
-
-def close_log() -> None:
-    """Write the last lines now; for a process that is about to be ended by a signal."""
-    for handler in logger.handlers:
-        handler.close()
-
-
-def _log_request(request_id: str, method: str, path: str, status: int, seconds: float) -> None:
-    """Write a request's line without `logging`, which would cost as much as parsing the request."""
-    handlers = [each for each in logger.handlers if isinstance(each, LineHandler)]
-    if handlers and logger.isEnabledFor(logging.INFO):
-        handlers[0].writer.write(
-            f'{{"time":"{_iso_time(time.time())}","level":"{"error" if status >= 500 else "info"}",'
-            f'"event":"request","id":"{request_id}","method":{json.dumps(method)},'
-            f'"path":{json.dumps(path)},"status":{status},"ms":{1e3 * seconds:.2f}}}\n'
-        )
-
-
-def _iso_time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 class Metrics:
@@ -206,11 +124,6 @@ class _Workers(multiprocess.MultiProcessCollector):
             yield metric
 
 
-def forget_worker(pid: int) -> None:
-    """Leave a process that has ended out of the gauges; its counts stay."""
-    multiprocess.mark_process_dead(pid)
-
-
 class RequestMonitor:
     """The outermost ASGI layer: a log line, metrics and protective headers for every request.
 
@@ -250,4 +163,4 @@ class RequestMonitor:
             label = path if path in self._paths else "other"
             self._metrics.requests.labels(label, status).inc()
             self._metrics.seconds.labels(label).observe(seconds)
-            _log_request(request_id.decode(), scope["method"], path, status, seconds)
+            log_request(request_id.decode(), scope["method"], path, status, seconds)

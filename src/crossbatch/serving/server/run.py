@@ -17,16 +17,17 @@ from crossbatch.errors import ConfigError
 from crossbatch.models import allow_code
 from crossbatch.remote import is_url
 from crossbatch.serving.server.app import API_PATHS, OPEN_PATHS, ShortCut, build_app
-from crossbatch.serving.server.connections import ANSWER_SECONDS, BoundedProtocol, connection_limit
-from crossbatch.serving.server.guard import MAX_HEAD_BYTES, Guard, is_loopback
-from crossbatch.serving.server.live_bundle import LiveBundle
-from crossbatch.serving.server.monitoring import (
-    Metrics,
-    RequestMonitor,
-    close_log,
-    log_event,
-    log_to_stderr,
+from crossbatch.serving.server.guard import (
+    ANSWER_SECONDS,
+    MAX_HEAD_BYTES,
+    BoundedProtocol,
+    Guard,
+    connection_limit,
+    is_loopback,
 )
+from crossbatch.serving.server.live_bundle import LiveBundle
+from crossbatch.serving.server.logs import close_log, log_event, log_to_stderr
+from crossbatch.serving.server.monitoring import Metrics, RequestMonitor
 from crossbatch.serving.server.service import Service
 from crossbatch.serving.server.workers import Workers
 

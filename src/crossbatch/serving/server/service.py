@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import signal
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from crossbatch.errors import ConfigError
 from crossbatch.serving.server.answers import Answer, Query, answer_all
-from crossbatch.serving.server.exposures import Exposures, key_share
+from crossbatch.serving.server.logs import Exposures, log_event
 from crossbatch.serving.server.messages import Overloaded, RecommendRequest
-from crossbatch.serving.server.monitoring import REQUEST, log_event
+from crossbatch.serving.server.monitoring import REQUEST
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -127,6 +128,12 @@ class Batcher(Generic[Q, A]):
             return self._answer(queries)
         except Exception as error:  # the loop must outlive every batch
             return [error] * len(queries)
+
+
+def key_share(key: str) -> float:
+    """A number in [0, 1) that depends on the key alone, and is uniform over keys."""
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=7).digest()
+    return int.from_bytes(digest, "big") / 2.0**56
 
 
 class Service:

@@ -17,8 +17,11 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
+from prometheus_client.multiprocess import mark_process_dead
+
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.serving.server.monitoring import METRICS_FOLDER, forget_worker, log_event
+from crossbatch.serving.server.logs import log_event
+from crossbatch.serving.server.monitoring import METRICS_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +100,7 @@ class Workers:
             wait([self._waker, *(process.sentinel for process in self._running)])
             for process in [each for each in self._running if not each.is_alive()]:
                 self._running.remove(process)
-                forget_worker(process.pid or 0)
+                mark_process_dead(process.pid or 0)  # its gauges go, its counts stay
                 if not self._stopping:
                     self._replace(process)
 

@@ -12,8 +12,9 @@ import pytest
 
 from crossbatch.errors import ConfigError
 from crossbatch.serving import open_bundle
-from crossbatch.serving.server.exposures import key_share, open_log
+from crossbatch.serving.server.logs import open_log
 from crossbatch.serving.server.run import ServeOptions, serve
+from crossbatch.serving.server.service import key_share
 
 from .running import RunningServer, wait_until
 

@@ -1,14 +1,20 @@
-"""Progress bars in a terminal, for commands and for `Recommender`."""
+"""Progress of long work, reported through one callable, and shown as bars in a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from crossbatch.data.progress import Progress
+Progress = Callable[[str, int, int | None], None]
+"""`progress(stage, done, total)`: total is None where the end is not known in advance."""
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """Report nothing; the default."""
 
 
 @contextmanager
@@ -25,7 +31,7 @@ def progress_bars(*, quiet: bool) -> Iterator[Progress]:
 
     screen = console(stderr=True)
     if quiet or not screen.is_terminal:
-        yield lambda _stage, _done, _total: None
+        yield silent
         return
     columns = (TextColumn("{task.description:<10}"), BarColumn(), TextColumn("{task.fields[note]}"))
     with Bars(*columns, TimeElapsedColumn(), console=screen, transient=True) as bars:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from crossbatch.serving.bundle.model_card import model_card
+from crossbatch.serving.bundle.writing import model_card
 
 FACTS = {
     "name": "shop",

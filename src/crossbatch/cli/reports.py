@@ -1,4 +1,4 @@
-"""`crossbatch reproduce`: the paper's tables and figures from a resumable grid of runs."""
+"""Commands that write tables and figures of runs: `report` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from crossbatch.cli.terminal import (
     FAILED,
@@ -17,59 +18,91 @@ from crossbatch.cli.terminal import (
     comma_separated,
     opened_dataset,
 )
-from crossbatch.errors import ConfigError
+from crossbatch.errors import ConfigError, check_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from crossbatch.config import Recipe
     from crossbatch.reproduce.design import PlannedRun
 
 
+def report(
+    runs: Annotated[list[Path], Argument(metavar="RUN…", help="Run folders; unfinished ones too.")],
+    out: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
+    markdown: Annotated[
+        Path | None, Option(metavar="FILE", help="Also write the tables as Markdown.")
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        Option(metavar="DIR", help="Also draw PNG and PDF figures (needs matplotlib)."),
+    ] = None,
+) -> None:
+    """Compare runs: tables with intervals, curves, diagnostics and settings on one HTML page.
+
+    The page is a single file that needs no network.
+
+    Example: crossbatch report runs/first runs/second --out report.html
+    """
+    from crossbatch.reports.html import write_html
+    from crossbatch.reports.runs import read_runs
+
+    found = read_runs(runs)
+    written = [write_html(found, out)]
+    if markdown is not None:
+        from crossbatch.reports.markdown import write_markdown
+
+        written.append(write_markdown(found, markdown))
+    if figures is not None:
+        from crossbatch.reports.figures import write_figures
+
+        written += write_figures(found, figures)
+    for path in written:
+        typer.echo(path)
+
+
 def reproduce(
     experiment: Annotated[
-        str, typer.Argument(help="table1, table2, drift, curves, lemma, search or all.")
+        str, Argument(help="table1, table2, drift, curves, lemma, search or all.")
     ],
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder of the grid; an existing one is continued.")
-    ],
+    out: Annotated[Path, Option("--out", help="Folder of the grid; an existing one is continued.")],
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="Dataset folder. Without it nothing is trained."),
+        Option("--data", help="Dataset folder. Without it nothing is trained."),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="Recipe of all runs; model, sampler and seed come from the grid."),
+        Option(help="Recipe of all runs; model, sampler and seed come from the grid."),
     ] = None,
     set_: Overrides = None,
     settings: Annotated[
-        Path | None, typer.Option(help="settings.toml of a search: overrides per combination.")
+        Path | None, Option(help="settings.toml of a search: overrides per combination.")
     ] = None,
-    models: Annotated[str, typer.Option(help="Comma-separated.")] = "youtube_dnn,gru4rec,mind",
+    models: Annotated[str, Option(help="Comma-separated.")] = "youtube_dnn,gru4rec,mind",
     samplers: Annotated[
         str,
-        typer.Option(help="Comma-separated; balanced, deferred: CBNS with other gradients."),
+        Option(help="Comma-separated; balanced, deferred: CBNS with other gradients."),
     ] = "uniform,in_batch,mixed,cross_batch,balanced",
-    seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "0,1,2",
+    seeds: Annotated[str, Option(help="Comma-separated.")] = "0,1,2",
     sizes: Annotated[
-        str, typer.Option(help="Bank sizes of Table 2 as multiples of the batch.")
+        str, Option(help="Bank sizes of Table 2 as multiples of the batch.")
     ] = "0,1,4,9,19,39,79",
     among: Annotated[
-        str, typer.Option(help="Settings that search tries, comma-separated; default: all.")
+        str, Option(help="Settings that search tries, comma-separated; default: all.")
     ] = "",
     budget: Annotated[
-        float, typer.Option(help="A quick look: steps per run, or a share of max_steps below 1.")
+        float, Option(help="A quick look: steps per run, or a share of max_steps below 1.")
     ] = 0.0,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 1,
+    jobs: Annotated[int, Option(min=1, help="Runs at a time, one thread each.")] = 1,
     paper: Annotated[
         bool | None,
-        typer.Option("--paper/--no-paper", help="Show the paper's numbers; default: by dataset."),
+        Option("--paper/--no-paper", help="Show the paper's numbers; default: by dataset."),
     ] = None,
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Also pack the small records that rebuild all tables."),
+        Option(metavar="DIR", help="Also pack the small records that rebuild all tables."),
     ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="List the runs and stop.")] = False,
+    plan: Annotated[bool, Option("--plan", help="List the runs and stop.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train missing runs and write a table or figure beside the paper's numbers.
@@ -100,12 +133,17 @@ def reproduce(
         from crossbatch.models import MODELS  # torch: only a grid that is trained needs it
 
         samples, items = dataset.num_samples(base.train.min_history), dataset.num_items
-        names = [_word("--models", name, MODELS) for name in names]
+        for name in names:
+            check_choice("--models", name, MODELS)
+    strategies = comma_separated(samplers)
+    for name in strategies:
+        check_choice("--samplers", name, STRATEGIES)
+    check_choice("experiment", experiment, experiments.EXPERIMENTS)
     design = Design(
         base,
         one_pass=math.ceil(samples / base.train.batch_size),
         models=names,
-        strategies=[_word("--samplers", name, STRATEGIES) for name in comma_separated(samplers)],
+        strategies=strategies,
         seeds=_numbers("--seeds", seeds),
         settings=read_settings(settings) if settings else {},
         budget=steps,
@@ -113,9 +151,7 @@ def reproduce(
         sizes=_numbers("--sizes", sizes),
         among=comma_separated(among),
     )
-    runs = experiments.planned_runs(
-        _word("experiment", experiment, experiments.EXPERIMENTS), design
-    )
+    runs = experiments.planned_runs(experiment, design)
     if plan:
         _print_plan(runs, home.path, jobs)
         return
@@ -172,12 +208,6 @@ def _budget_steps(budget: float, max_steps: int) -> int | None:
     if budget == 0:
         return None
     return max(1, int(budget if budget >= 1 else budget * max_steps))
-
-
-def _word(option: str, word: str, known: Collection[str]) -> str:
-    if word not in known:
-        raise ConfigError(f"{option} must be one of {', '.join(known)}, got {word!r}")
-    return word
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
