@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossbatch.reports.axis import exact, limits, log_limits, log_ticks, short, ticks
+from crossbatch.reports.svg import exact, limits, log_limits, log_ticks, short, ticks
 
 values = st.floats(-1e9, 1e9).map(lambda value: float(f"{value:.6g}"))
 

@@ -152,8 +152,8 @@ def evaluate(
     import json
 
     from crossbatch.evaluation.baselines import BASELINES, check_names
-    from crossbatch.evaluation.run_baselines import measure_baselines
     from crossbatch.evaluation.runs import evaluate_runs
+    from crossbatch.evaluation.tuned_baselines import measure_baselines
     from crossbatch.training.distributed.start import joined
 
     chosen = "none" if no_baselines else baselines

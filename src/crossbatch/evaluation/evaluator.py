@@ -16,20 +16,22 @@ import torch
 from torch import Tensor
 
 from crossbatch.evaluation.distributed import ItemShards, shared_index
-from crossbatch.evaluation.hits import Hits, find_hits
 from crossbatch.evaluation.list_measures import ListMeasure, Novelty, VectorDiversity
-from crossbatch.evaluation.metrics import METRICS, recall_of
+from crossbatch.evaluation.metrics import METRICS, Hits, find_hits, recall_of
 from crossbatch.evaluation.popularity import BANDS, Popularity
 from crossbatch.evaluation.recommenders import (
+    EvalBatch,
     OnItems,
     Recommender,
+    Seen,
     Towers,
+    drop_seen,
     encode_items,
     evaluation_mode,
     model_recommender,
+    unseen_lists,
 )
 from crossbatch.evaluation.result import CorpusTally, Evaluation
-from crossbatch.evaluation.seen import EvalBatch, Seen, drop_seen, unseen_lists
 from crossbatch.retrieval import ExactIndex
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from crossbatch.errors import ConfigError
 from crossbatch.evaluation.baselines import evaluate_baselines
 from crossbatch.evaluation.evaluator import evaluate
 from crossbatch.evaluation.list_measures import ContentDiversity
-from crossbatch.evaluation.recommenders import encode_items, evaluation_mode
-from crossbatch.evaluation.seen import repeat_share
-from crossbatch.evaluation.segments import by_segment, user_labels
+from crossbatch.evaluation.recommenders import encode_items, evaluation_mode, repeat_share
+from crossbatch.evaluation.result import by_segment, user_labels
 from crossbatch.files import write_document
 from crossbatch.queries import feature_rows
 from crossbatch.retrieval import ExactIndex
