@@ -56,7 +56,7 @@ from pathlib import Path
 from crossbatch.data import open_dataset
 from crossbatch.evaluation.baselines import BASELINES
 from crossbatch.evaluation.evaluator import evaluate_recommender
-from crossbatch.evaluation.popularity import Popularity
+from crossbatch.evaluation.list_measures import Popularity
 dataset = open_dataset(Path(sys.argv[1]))
 factors, alpha, l2 = json.loads(sys.argv[2])
 recommend = BASELINES["als"].make(dataset, factors=factors, alpha=alpha, l2=l2)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
+    from crossbatch.training.progress import Tracker
     from crossbatch.training.run import Probe
-    from crossbatch.training.trackers import Tracker
     from crossbatch.training.warm_start import EarlierModel
 
 

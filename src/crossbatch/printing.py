@@ -1,16 +1,21 @@
-"""Untrusted text, such as titles and ids, for terminals: it cannot move the cursor or turn a line.
+"""Texts and progress bars for terminals; untrusted text cannot move the cursor or turn a line.
 
-`main` of the command line puts a `PrintableStream` in place of stdout and stderr; whatever draws
-with rich uses a `console`.
+`main` of the command line puts a `PrintableStream` in place of stdout and stderr, because titles
+and ids may be anybody's; whatever draws with rich uses a `console`.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
+
+    from crossbatch.data.progress import Progress
 
 # Control characters but tab and line feed, the directions that override text, line separators, and
 # halves of characters, which no encoding can write.
@@ -54,3 +59,34 @@ def console(**options: Any) -> Console:
                 yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     return PrintableConsole(markup=False, emoji=False, **options)
+
+
+@contextmanager
+def progress_bars(*, quiet: bool) -> Iterator[Progress]:
+    """Show one progress bar per stage on a terminal, and nothing elsewhere.
+
+    What is fetched from object stores meanwhile is a stage, too.
+    """
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    from crossbatch.remote import reporting
+
+    screen = console(stderr=True)
+    if quiet or not screen.is_terminal:
+        yield lambda _stage, _done, _total: None
+        return
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), TextColumn("{task.fields[note]}"))
+    with Bars(*columns, TimeElapsedColumn(), console=screen, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    bars.update(task, total=1, completed=1)
+                tasks[stage] = bars.add_task(stage, total=total, note="")
+            note = f"{done:,}" if total is None and done else ""
+            bars.update(tasks[stage], completed=done, total=total, note=note)
+
+        with reporting(report):
+            yield report

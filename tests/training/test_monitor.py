@@ -9,7 +9,7 @@ from crossbatch.data import PrepareOptions, open_dataset, prepare
 from crossbatch.data.synthetic import SynthOptions, synthetic_source
 from crossbatch.negatives import Candidates
 from crossbatch.training.build import build_trainer, draw_batches, resolve
-from crossbatch.training.monitor import ALARMS, Monitor
+from crossbatch.training.journal import ALARMS, Monitor
 
 
 def run(dataset, recipe, steps, every):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crossbatch.errors import ConfigError
-from crossbatch.progress_bars import progress_bars as progress_bars  # commands import it here
+from crossbatch.printing import progress_bars as progress_bars  # commands import it here
 
 if TYPE_CHECKING:
     from crossbatch.data import Dataset

@@ -65,8 +65,7 @@ def train(
     from crossbatch.config import Recipe
     from crossbatch.training import Interrupted, fit
     from crossbatch.training.distributed.start import joined, together
-    from crossbatch.training.progress import Progress, Terminal
-    from crossbatch.training.trackers import open_trackers
+    from crossbatch.training.progress import Progress, Terminal, open_trackers
 
     chosen = the_recipe(recipe, recipe_option)
     with joined(timeout) as ranks:

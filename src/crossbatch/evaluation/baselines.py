@@ -21,8 +21,8 @@ from crossbatch.data import Dataset
 from crossbatch.errors import ConfigError
 from crossbatch.evaluation.evaluator import evaluate_recommender
 from crossbatch.evaluation.linear_models import factorise, item_weights, rank_by_weights
+from crossbatch.evaluation.list_measures import Popularity
 from crossbatch.evaluation.neighbours import Ints, nearest_items
-from crossbatch.evaluation.popularity import Popularity
 from crossbatch.evaluation.recommenders import Recommender, Seen, UserBatch, first_kept
 from crossbatch.evaluation.result import Evaluation
 from crossbatch.retrieval import ExactIndex

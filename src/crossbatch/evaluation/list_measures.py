@@ -1,4 +1,4 @@
-"""Measures of lists that look at no targets: novelty and intra-list diversity, per user.
+"""Measures of lists that look at no targets: how popular, novel and diverse what is listed is.
 
     VectorDiversity(item_vectors)(ranked)       # ranked [U, k] item ids, 0 for an empty slot -> [U]
 
@@ -7,6 +7,8 @@ vectors v the pairs need not be visited: Σ_{i ≠ j} vᵢ·vⱼ = ‖Σ vᵢ‖
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +18,90 @@ from torch import Tensor
 from crossbatch.data import Feature
 from crossbatch.evaluation.neighbours import expand
 
+BANDS = ("cold", "tail", "mid", "head")
+
+
+def popularity_bands(item_counts: npt.ArrayLike | Tensor) -> np.ndarray:
+    """Band of each item of `[num_items + 1]` training frequencies, as in `Popularity`; int8."""
+    counts = np.asarray(item_counts)[1:]
+    order = np.argsort(-counts, kind="stable")
+    sums = np.cumsum(counts[order])  # whole numbers, so exact
+    total = sums[-1] if len(sums) else 0
+    before = sums - counts[order]  # interactions that fall on more popular items; ascending
+    starts = np.searchsorted(3 * before, [0, total, 2 * total])
+    band = np.full(len(counts) + 1, BANDS.index("cold"), dtype=np.int8)
+    for name, start in zip(("head", "mid", "tail"), starts, strict=True):
+        band[1 + order[start:]] = BANDS.index(name)
+    band[1:][counts == 0] = BANDS.index("cold")
+    band[0] = -1
+    return band
+
+
+@dataclass(frozen=True, slots=True)
+class Popularity:
+    """Popularity of each item id, from training counts.
+
+    Bands: `cold` items never occur in training; the others, from the most popular down, are cut
+    where a third and two thirds of all training interactions are reached, so that head, mid and
+    tail stand for equal shares of the traffic.
+    """
+
+    counts: Tensor  # [num_items + 1] training frequencies; 0 for padding
+    band: Tensor  # [num_items + 1] index into BANDS; −1 for padding
+    rank: Tensor  # [num_items + 1] share of items that are more popular (ties: mid-rank), in (0, 1)
+
+    @classmethod
+    def from_counts(cls, item_counts: npt.ArrayLike | Tensor) -> Self:
+        """Build from `[num_items + 1]` training frequencies; entry 0 is padding."""
+        counts = np.asarray(item_counts, dtype=np.float64)[1:]
+        _, inverse, ties = np.unique(-counts, return_inverse=True, return_counts=True)
+        rank = (np.cumsum(ties) - ties / 2)[inverse] / max(len(counts), 1)
+        return cls(
+            counts=torch.from_numpy(np.concatenate([[0.0], counts])),
+            band=torch.from_numpy(popularity_bands(item_counts).astype(np.int64)),
+            rank=torch.from_numpy(np.concatenate([[0.0], rank])),
+        )
+
+    @property
+    def num_items(self) -> int:
+        """Number of items, padding not counted."""
+        return len(self.band) - 1
+
+
 ListMeasure = Callable[[Tensor], Tensor]
 
 CHUNK = 256  # users whose items' vectors are gathered at once
 SETS = ("categorical", "multi_valued")
+
+
+class CorpusTally:
+    """What the lists of all users look like together, counted batch by batch."""
+
+    def __init__(self, popularity: Popularity) -> None:
+        self.popularity = popularity
+        self.shown = torch.zeros(popularity.num_items + 1, dtype=torch.long)  # times recommended
+
+    def add(self, ranked: Tensor) -> None:
+        """Count `[B, k]` recommended ids."""
+        self.shown += ranked.reshape(-1).bincount(minlength=len(self.shown))
+
+    def read(self) -> dict[str, float]:
+        """Return the measures; NaN where nothing was recommended.
+
+        `coverage`: share of the catalogue that was recommended to at least one user.
+        `popularity_rank`: mean over recommended places of the share of items more popular than the
+        one recommended (0.5 = no preference, near 0 = only hits). `head_share`, `cold_share`: share
+        of the places given to items of that band.
+        """
+        shown = self.shown[1:].double()
+        places = shown / shown.sum()  # NaN throughout if there is no place
+        band = self.popularity.band[1:]
+        return {
+            "coverage": float((shown > 0).double().mean()),
+            "popularity_rank": float(places @ self.popularity.rank[1:]),
+            "head_share": float(places[band == BANDS.index("head")].sum()),
+            "cold_share": float(places[band == BANDS.index("cold")].sum()),
+        }
 
 
 class Novelty:

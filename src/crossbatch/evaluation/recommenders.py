@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from crossbatch.queries import Queries, feature_rows
 
 if TYPE_CHECKING:
-    from crossbatch.evaluation.distributed import ItemShards
+    from crossbatch.evaluation.evaluator import ItemShards
     from crossbatch.retrieval import Index
 
 # Items encoded at once: the content features of a whole catalogue need not fit in memory. Of

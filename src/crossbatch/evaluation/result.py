@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import torch
-from torch import Tensor
 
 from crossbatch.bootstrap import Interval, mean_intervals
 from crossbatch.data.dataset.features import read_encoders
 from crossbatch.errors import ConfigError
-from crossbatch.evaluation.popularity import BANDS, Popularity
 from crossbatch.frames import to_native
 
 if TYPE_CHECKING:
@@ -99,36 +96,6 @@ class Evaluation:
             return {}
         columns = np.stack(list(self.per_user.values()), axis=1)
         return dict(zip(self.per_user, mean_intervals(columns), strict=True))
-
-
-class CorpusTally:
-    """What the lists of all users look like together, counted batch by batch."""
-
-    def __init__(self, popularity: Popularity) -> None:
-        self.popularity = popularity
-        self.shown = torch.zeros(popularity.num_items + 1, dtype=torch.long)  # times recommended
-
-    def add(self, ranked: Tensor) -> None:
-        """Count `[B, k]` recommended ids."""
-        self.shown += ranked.reshape(-1).bincount(minlength=len(self.shown))
-
-    def read(self) -> dict[str, float]:
-        """Return the measures; NaN where nothing was recommended.
-
-        `coverage`: share of the catalogue that was recommended to at least one user.
-        `popularity_rank`: mean over recommended places of the share of items more popular than the
-        one recommended (0.5 = no preference, near 0 = only hits). `head_share`, `cold_share`: share
-        of the places given to items of that band.
-        """
-        shown = self.shown[1:].double()
-        places = shown / shown.sum()  # NaN throughout if there is no place
-        band = self.popularity.band[1:]
-        return {
-            "coverage": float((shown > 0).double().mean()),
-            "popularity_rank": float(places @ self.popularity.rank[1:]),
-            "head_share": float(places[band == BANDS.index("head")].sum()),
-            "cold_share": float(places[band == BANDS.index("cold")].sum()),
-        }
 
 
 def _nanmean(values: npt.NDArray[np.float64]) -> float:

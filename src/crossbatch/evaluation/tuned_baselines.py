@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from crossbatch.errors import DataError
 from crossbatch.evaluation.baselines import BASELINES, check_names, find_baseline
 from crossbatch.evaluation.evaluator import evaluate_recommender
-from crossbatch.evaluation.popularity import Popularity
+from crossbatch.evaluation.list_measures import Popularity
 from crossbatch.evaluation.runs import RunEvaluator, content_measures, table_entry
 from crossbatch.files import SEAL, read_document, seal_is_broken, sealed, write_document
 from crossbatch.training.run_folder import open_run

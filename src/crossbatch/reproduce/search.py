@@ -35,7 +35,7 @@ from crossbatch.reproduce.design import (
     shortened,
     strategy_title,
 )
-from crossbatch.reproduce.page import write_page
+from crossbatch.reproduce.folder import write_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -35,8 +35,7 @@ from crossbatch.reports.markdown import literal, pipe_table
 from crossbatch.reports.plots import Line, Plot, colors_of, gain_charts
 from crossbatch.reports.variants import MODEL_NAMES, model_title, position
 from crossbatch.reproduce.design import strategy_color, strategy_title
-from crossbatch.reproduce.folder import GridFolder, run_name
-from crossbatch.reproduce.page import Figure, run_links, write_page
+from crossbatch.reproduce.folder import Figure, GridFolder, run_links, run_name, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from crossbatch.errors import DataError, DivergedError, Interrupted
-from crossbatch.files import sealed
+from crossbatch.files import flat, sealed
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training.auto_sampler import SamplerChoice, choose_sampler, is_table
 from crossbatch.training.build import build_trainer, draw_batches, pick_device, resolve
 from crossbatch.training.cooccurrence import begin_with_vectors
 from crossbatch.training.distributed.start import check_alike, together
 from crossbatch.training.distributed.trainer import RankTrainer
-from crossbatch.training.journal import Journal, without_nan
+from crossbatch.training.journal import Journal, Monitor, without_nan
 from crossbatch.training.loop import EarlyStopping, interrupt_flag, train_loop
-from crossbatch.training.monitor import Monitor
 from crossbatch.training.progress import Progress
-from crossbatch.training.run_folder import OWN_MODEL, RACE, START, flat, sealed_entry
+from crossbatch.training.run_folder import OWN_MODEL, RACE, START, sealed_entry
 from crossbatch.training.threads import measured_threads, using
 
 if TYPE_CHECKING:
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
     from crossbatch.models import TwoTower
     from crossbatch.training.auto_model import ModelChoice
     from crossbatch.training.distributed.ranks import Ranks
+    from crossbatch.training.progress import Tracker
     from crossbatch.training.run_folder import RunFolder
     from crossbatch.training.step import StepRecord, Trainer
-    from crossbatch.training.trackers import Tracker
     from crossbatch.training.warm_start import WarmStart
 
 

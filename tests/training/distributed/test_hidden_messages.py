@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from crossbatch.training.distributed import gradients, messages
+from crossbatch.training.distributed import gradients, ranks
 from crossbatch.training.distributed.gradients import GradientSums
-from crossbatch.training.distributed.messages import Gathering
+from crossbatch.training.distributed.ranks import Gathering
 
 CALLS = ("all_gather", "all_reduce", "all_to_all_single")
 
@@ -122,5 +122,5 @@ def test_a_failed_message_is_a_lost_rank(monkeypatch):
         raise RuntimeError("connection closed by peer")
 
     monkeypatch.setattr(torch.distributed, "all_gather", fail)
-    with pytest.raises(messages.LostContactError, match="closed by peer"):
+    with pytest.raises(ranks.LostContactError, match="closed by peer"):
         Gathering(torch.zeros(2, 2), 2, 1)

@@ -5,8 +5,8 @@ import torch
 
 from crossbatch.kernels.row_gradients import RowRead, RowSums, sum_gradients
 from crossbatch.models import EmbeddingTable
+from crossbatch.training.distributed.gradients import ReadExchange
 from crossbatch.training.distributed.ranks import Ranks
-from crossbatch.training.distributed.reads import ReadExchange
 from crossbatch.training.optimizers.row_adam import RowAdam
 
 NUM_ROWS, DIM = 40, 5

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from crossbatch.errors import DataError
 from crossbatch.files import file_crc32, sealed
 from crossbatch.training import checkpoint
-from crossbatch.training.distributed.table_files import TABLES, load_tables
+from crossbatch.training.distributed.sharded_table import TABLES, load_tables
 from crossbatch.training.tensor_files import save_tensors
 
 WEIGHT, SQUARES = "model.t.weight", "optimizer.table.t.squares"

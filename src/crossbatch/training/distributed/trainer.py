@@ -18,10 +18,8 @@ from crossbatch.data import Batch
 from crossbatch.models import TwoTower
 from crossbatch.negatives import Candidates, Queries
 from crossbatch.queries import feature_rows
-from crossbatch.training.distributed.gradients import GradientSums
-from crossbatch.training.distributed.messages import Gathering
-from crossbatch.training.distributed.ranks import Ranks
-from crossbatch.training.distributed.reads import ReadExchange
+from crossbatch.training.distributed.gradients import GradientSums, ReadExchange
+from crossbatch.training.distributed.ranks import Gathering, Ranks
 from crossbatch.training.step import Trainer, squared_length
 
 if TYPE_CHECKING:
