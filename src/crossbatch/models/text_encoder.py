@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .checks import check_at_least_one, check_choice, check_share
 from .features import FeatureTable
+from .layers import check_at_least_one, check_choice, check_share
 from .sasrec import Block
 
 POOLINGS = ("mean", "cls")

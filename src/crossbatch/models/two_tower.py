@@ -17,13 +17,11 @@ from crossbatch.kernels.ragged import real_entries
 from crossbatch.kernels.unit_vectors import unit_vectors
 from crossbatch.queries import Queries
 
-from .checks import check_choice, check_share
-from .dense import identity_layer, mlp
 from .embedding import set_sparse
 from .features import FeatureEncoder, FeatureTable
 from .history import History, PaddedHistory, drop_items
 from .item_tower import NO_FEATURES, NOTHING
-from .readout import hard_readout
+from .layers import check_choice, check_share, hard_readout, identity_layer, mlp
 from .text_encoder import TextEncoder
 
 HISTORY_SOURCES = ("id", "content", "item_tower")

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from crossbatch.errors import ConfigError
-from crossbatch.models.row_noise import rows_of
+from crossbatch.models.history import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
