@@ -22,7 +22,7 @@ from .features import FeatureEncoder, FeatureTable
 from .history import History, PaddedHistory, drop_items
 from .item_tower import NO_FEATURES, NOTHING
 from .layers import check_choice, check_share, hard_readout, identity_layer, mlp
-from .text_encoder import TextEncoder
+from .text_towers import TextEncoder
 
 HISTORY_SOURCES = ("id", "content", "item_tower")
 
