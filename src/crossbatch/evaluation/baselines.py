@@ -231,7 +231,8 @@ def first_distinct(candidates: Tensor, k: int, exclude: Tensor | None = None) ->
 
 def _then_popular(dataset: Dataset, rank: Ranking) -> Recommender:
     """Recommend by a ranking; popular items where it runs out, and for an empty history."""
-    popular = _by_popularity(dataset.item_counts)
+    by_count = np.argsort(-np.asarray(dataset.item_counts)[1:], kind="stable")
+    popular = torch.from_numpy(by_count + 1)
 
     def recommend(batch: UserBatch, k: int, exclude: Tensor | None) -> Tensor:
         histories = batch.history.cpu()
@@ -247,8 +248,3 @@ def _then_popular(dataset: Dataset, rank: Ranking) -> Recommender:
 def _sequences(dataset: Dataset) -> tuple[Ints, npt.NDArray[Any]]:
     offsets, items = dataset.train_sequences()
     return np.asarray(offsets, dtype=np.int64), items
-
-
-def _by_popularity(item_counts: npt.NDArray[Any]) -> Tensor:
-    """Item ids by falling training count; items never seen in training come last."""
-    return torch.from_numpy(np.argsort(-np.asarray(item_counts)[1:], kind="stable") + 1)

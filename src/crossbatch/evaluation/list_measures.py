@@ -6,6 +6,7 @@ Diversity is 1 − the mean cosine of all pairs of items of a list: 0 if all are
 vectors v the pairs need not be visited: Σ_{i ≠ j} vᵢ·vⱼ = ‖Σ vᵢ‖² − Σ ‖vᵢ‖².
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -122,23 +123,34 @@ class Novelty:
         return (self.information[ranked] * there).sum(dim=1) / there.sum(dim=1)
 
 
-class VectorDiversity:
+class Diversity(ABC):
+    """1 − the mean cosine of all pairs of a list's items; NaN for a list of less than two."""
+
+    def __call__(self, ranked: Tensor) -> Tensor:
+        """`[U, k]` → `[U]`."""
+        sums = [self.pairs(part) for part in ranked.split(CHUNK)]
+        size = (ranked > 0).sum(dim=1).double()
+        mean = (torch.cat(sums) if sums else torch.zeros(0)) / (size * (size - 1))
+        return torch.where(size > 1, 1 - mean, torch.nan)
+
+    @abstractmethod
+    def pairs(self, ranked: Tensor) -> Tensor:
+        """Σ of the cosines of all ordered pairs: `[b, k]` → `[b]`, float64."""
+
+
+class VectorDiversity(Diversity):
     """Diversity by item vectors `[num_items + 1, d]`: a model's own view of what is alike."""
 
     def __init__(self, vectors: Tensor) -> None:
         self.unit = torch.nn.functional.normalize(vectors.float(), dim=1)
 
-    def __call__(self, ranked: Tensor) -> Tensor:
-        """NaN for a list of less than two items."""
-        pairs = [self._pairs(part) for part in ranked.split(CHUNK)]
-        return _diversity(torch.cat(pairs) if pairs else torch.zeros(0), ranked)
-
-    def _pairs(self, ranked: Tensor) -> Tensor:
+    def pairs(self, ranked: Tensor) -> Tensor:
+        """As in `Diversity`, without a visit to each pair."""
         vectors = self.unit[ranked].double() * (ranked > 0).unsqueeze(2)  # [b, k, d]
         return vectors.sum(dim=1).square().sum(dim=1) - vectors.square().sum(dim=(1, 2))
 
 
-class ContentDiversity:
+class ContentDiversity(Diversity):
     """Diversity by content: cosines of the items' values, averaged over features.
 
     A categorical or multi-valued feature (hashed words of a text among them) is the set of its
@@ -153,15 +165,11 @@ class ContentDiversity:
                 self.parts.append(_SetPairs(feature))
             elif feature.kind == "dense":
                 vectors = torch.from_numpy(np.asarray(feature.values, dtype=np.float32))
-                self.parts.append(VectorDiversity(vectors)._pairs)
+                self.parts.append(VectorDiversity(vectors).pairs)
 
-    def __call__(self, ranked: Tensor) -> Tensor:
-        """NaN for a list of less than two items."""
-        pairs = [
-            torch.stack([part(chunk) for part in self.parts]).mean(dim=0)
-            for chunk in ranked.split(CHUNK)
-        ]
-        return _diversity(torch.cat(pairs) if pairs else torch.zeros(0), ranked)
+    def pairs(self, ranked: Tensor) -> Tensor:
+        """The mean over features."""
+        return torch.stack([part(ranked) for part in self.parts]).mean(dim=0)
 
 
 class _SetPairs:
@@ -194,9 +202,3 @@ class _SetPairs:
         squares = np.bincount(keys // self.num_values, sums**2, minlength=b)
         own = (ends > starts).reshape(b, k).sum(axis=1)  # each item's cosine with itself
         return torch.from_numpy(squares - own)
-
-
-def _diversity(pairs: Tensor, ranked: Tensor) -> Tensor:
-    """1 − the mean cosine, from its sum over ordered pairs."""
-    size = (ranked > 0).sum(dim=1).double()
-    return torch.where(size > 1, 1 - pairs / (size * (size - 1)), torch.nan)

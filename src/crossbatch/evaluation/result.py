@@ -138,7 +138,9 @@ def user_labels(dataset: Dataset, split: str, by: str, user_ids: np.ndarray) -> 
         numbers = np.expm1(numbers) if encoder.settings.get("log") else numbers
         return _by_quarters(numbers, missing=values[:, 1] > 0)
     names = [UNKNOWN, *encoder.known_values().to_list()]
-    return _most_frequent([str(names[value]) for value in values])
+    labels = [str(names[value]) for value in values]
+    kept = {label for label, _ in Counter(labels).most_common(MOST_SEGMENTS)}
+    return [label if label in kept else OTHER for label in labels]
 
 
 def _first_targets(dataset: Dataset, split: str) -> np.ndarray:
@@ -192,8 +194,3 @@ def _by_quarters(values: np.ndarray, missing: np.ndarray) -> list[str]:
     names = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]
     names = names or [f"{edges[0]:.4g}"]
     return [UNKNOWN if gone else names[n] for n, gone in zip(places, missing, strict=True)]
-
-
-def _most_frequent(labels: list[str]) -> list[str]:
-    kept = {label for label, _ in Counter(labels).most_common(MOST_SEGMENTS)}
-    return [label if label in kept else OTHER for label in labels]
