@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from crossbatch.bootstrap import Interval, mean_intervals
+from crossbatch.bootstrap import Interval, mean_intervals, mean_of_defined
 from crossbatch.data.dataset.features import read_encoders
 from crossbatch.errors import ConfigError
 from crossbatch.frames import to_native
@@ -87,7 +87,7 @@ class Evaluation:
 
     def means(self) -> dict[str, float]:
         """Mean of each metric over the users for whom it is defined, and the corpus measures."""
-        means = {name: _nanmean(values) for name, values in self.per_user.items()}
+        means = {name: mean_of_defined(values) for name, values in self.per_user.items()}
         return means | self.corpus
 
     def intervals(self) -> dict[str, Interval]:
@@ -96,12 +96,6 @@ class Evaluation:
             return {}
         columns = np.stack(list(self.per_user.values()), axis=1)
         return dict(zip(self.per_user, mean_intervals(columns), strict=True))
-
-
-def _nanmean(values: npt.NDArray[np.float64]) -> float:
-    """Mean of the defined values; NaN, without a warning, if there is none."""
-    defined = values[~np.isnan(values)]
-    return float(defined.mean()) if len(defined) else float("nan")
 
 
 ACTIVITY = "activity"
