@@ -33,9 +33,9 @@ from typing import TYPE_CHECKING, Any
 
 from crossbatch.data import open_dataset
 from crossbatch.files import write_document
-from measure.environments import ROOT
 from measure.machine import describe
 from measure.report import header, table_line
+from measure.workers import ROOT
 from same_data import Peer
 
 if TYPE_CHECKING:

@@ -1,10 +1,14 @@
-"""Worker processes of an interleaved run, as seen by the driver."""
+"""Worker processes of an interleaved run, as seen by the driver, and the peers' environments.
+
+A peer has a virtual environment of its own, with pinned versions, created at first use.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+import venv
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 TURN_SECONDS = 1.0
 TURN_STEPS = 64  # our batches are assembled 64 at a time: a turn pays for exactly one block
 BENCHMARKS = Path(__file__).parent.parent
+ROOT = BENCHMARKS.parent
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -147,3 +152,24 @@ def interleave(rows: Sequence[Row], rounds: int) -> None:
         for row in [*rows[shift:], *rows[:shift]]:
             row.turn()
         print(f"round {number + 1} of {rounds}", flush=True)
+
+
+def peer_python(name: str, folder: Path = ROOT) -> Path:
+    """The interpreter of `.venv-bench-{name}` in `folder`, with `requirements-{name}.txt` in it.
+
+    The environment is made anew when the list has changed. Further arguments of pip, such as
+    another index for torch, come from the variable `PIP_ARGS`.
+    """
+    home = folder / f".venv-bench-{name}"
+    requirements = BENCHMARKS / "peers" / f"requirements-{name}.txt"
+    python, ready = home / "bin" / "python", home / "ready"
+    wanted = requirements.read_text()
+    if not ready.exists() or ready.read_text() != wanted:
+        print(f"installing {requirements.name} into {home} …", flush=True)
+        venv.create(home, with_pip=True, clear=True)
+        # --no-deps: the list is complete, and nothing may bring another torch
+        command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps"]
+        more = os.environ.get("PIP_ARGS", "").split()
+        subprocess.run([*command, *more, "-r", str(requirements)], check=True)
+        ready.write_text(wanted)
+    return python
