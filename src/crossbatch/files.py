@@ -20,7 +20,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from io import BufferedReader
 
 MAX_DOCUMENT_BYTES = 16 << 20  # parsed, a document may take twenty times its size in memory

@@ -23,19 +23,16 @@ from crossbatch.results import FitResult
 from crossbatch.training.auto_model import MOST_USERS, choose_model
 from crossbatch.training.build import resolve
 from crossbatch.training.distributed.start import joined, restarted, together
-from crossbatch.training.progress import Progress
-from crossbatch.training.run import Plan, train_run
+from crossbatch.training.progress import Progress, Tracker
+from crossbatch.training.run import Plan, Probe, train_run
 from crossbatch.training.run_folder import RunFolder
-from crossbatch.training.warm_start import begin, read_run
+from crossbatch.training.warm_start import EarlierModel, begin, read_run
 
 if TYPE_CHECKING:
     import torch
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
-    from crossbatch.training.progress import Tracker
-    from crossbatch.training.run import Probe
-    from crossbatch.training.warm_start import EarlierModel
 
 
 def fit(

@@ -31,6 +31,7 @@ from crossbatch.evaluation.list_measures import (
 from crossbatch.evaluation.metrics import METRICS, Hits, find_hits, recall_of
 from crossbatch.evaluation.recommenders import (
     EvalBatch,
+    ItemEncoder,
     OnItems,
     Recommender,
     Seen,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from crossbatch.evaluation.recommenders import ItemEncoder
     from crossbatch.queries import Queries
     from crossbatch.training.distributed.ranks import Ranks
 

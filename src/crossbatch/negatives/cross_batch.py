@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from crossbatch.negatives.candidates import Candidates
+from crossbatch.negatives.candidates import Candidates, Corpus
 from crossbatch.negatives.deferred import GradientBank
 from crossbatch.negatives.memory_bank import DriftGauge, MemoryBank
-from crossbatch.negatives.samplers import InBatchSampler, positive_counts
+from crossbatch.negatives.samplers import InBatchSampler, ItemEncoder, Users, positive_counts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from crossbatch.negatives.candidates import Corpus
-    from crossbatch.negatives.samplers import ItemEncoder, Users
 
 ITEM_GRADIENTS = ("paper", "balanced", "deferred")
 

@@ -16,18 +16,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from crossbatch.kernels.distinct_ids import distinct_ids
-from crossbatch.negatives.candidates import Candidates
+from crossbatch.negatives.candidates import Candidates, Corpus
 from crossbatch.negatives.frequency import LogFrequency, StreamingFrequency, check_ids
 from crossbatch.queries import Queries
-
-if TYPE_CHECKING:
-    from crossbatch.negatives.candidates import Corpus
 
 ItemEncoder = Callable[[Tensor], Tensor]  # ids [N] → g_v, [N, d]
 Users = Tensor | Queries  # [B, d], or several weighted queries of each of B users

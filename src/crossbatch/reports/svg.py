@@ -28,13 +28,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from crossbatch.files import write_file
-from crossbatch.reports.plots import BarChart, Plot
+from crossbatch.reports.plots import BarChart, Line, Plot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from crossbatch.reports.plots import Line
 
 ROUND_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -25,6 +25,7 @@ from crossbatch.reports.comparison import (
     TABLE_NOTE,
     Comparison,
     Estimate,
+    Gain,
     Row,
     compare,
     estimate,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from crossbatch.reports.comparison import Gain
     from crossbatch.reports.runs import Run
 
 PAPER_METRICS = ("recall@20", "ndcg_comirec@20", "recall@50", "ndcg_comirec@50")

@@ -31,6 +31,7 @@ from crossbatch.files import (
 from crossbatch.queries import weights_of
 from crossbatch.training.distributed.sharded_table import (
     TABLES,
+    ShardedTable,
     check_tables,
     save_tables,
     whole_tables,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from crossbatch.training.distributed.sharded_table import ShardedTable
     from crossbatch.training.step import Trainer
 
 NO_TABLES: dict[str, ShardedTable] = {}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from crossbatch.config import Recipe, filled
-from crossbatch.data import open_dataset
+from crossbatch.data import Dataset, open_dataset
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import (
     CHECKSUMS,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from crossbatch.data import Dataset
     from crossbatch.models import TwoTower
     from crossbatch.training.loop import EarlyStopping
     from crossbatch.training.step import Trainer

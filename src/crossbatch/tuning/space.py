@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossbatch.config import read_toml
+from crossbatch.config import Recipe, read_toml
 from crossbatch.errors import ConfigError
 from crossbatch.reports.journal import follow
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     import optuna
 
-    from crossbatch.config import Recipe
 
 RANGE_KEYS = {"low", "high", "log"}
 BANKS = (4, 9, 19, 39)  # bank sizes of the default space, in batches

@@ -18,14 +18,13 @@ import torch.distributed as dist
 from crossbatch.kernels import usable
 from crossbatch.kernels.distinct_ids import distinct_ids
 from crossbatch.kernels.row_gradients import RowRead, RowSums, sum_gradients
-from crossbatch.training.distributed.ranks import Message
+from crossbatch.training.distributed.ranks import Message, Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor, nn
 
-    from crossbatch.training.distributed.ranks import Ranks
     from crossbatch.training.optimizers.row_optimizer import RowOptimizer
 
 BUCKET = 1 << 18  # numbers of a message, at least: 1 MB, which is long beside a message's latency

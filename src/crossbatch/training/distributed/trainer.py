@@ -20,14 +20,13 @@ from crossbatch.negatives import Candidates, Queries
 from crossbatch.queries import feature_rows
 from crossbatch.training.distributed.gradients import GradientSums, ReadExchange
 from crossbatch.training.distributed.ranks import Gathering, Ranks
-from crossbatch.training.step import Trainer, squared_length
+from crossbatch.training.step import Trainer, TrainingBatch, squared_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from crossbatch.training.step import TrainingBatch
 
 NOISE_STRIDE = 1 << 32  # more than any run has steps
 
