@@ -30,8 +30,7 @@ from crossbatch.reports.formatting import metric_name
 from crossbatch.reports.markdown import literal, pipe_table
 from crossbatch.reports.variants import MODEL_NAMES, Variant, model_title, position
 from crossbatch.reproduce.design import STRATEGIES, Strategy, strategy_title
-from crossbatch.reproduce.folder import GridFolder, run_name
-from crossbatch.reproduce.page import write_page
+from crossbatch.reproduce.folder import GridFolder, run_name, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -29,18 +29,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bank_study import Learner
-from cached_step import CachedStep
 from crossbatch.config import Recipe
 from crossbatch.data import open_dataset
 from crossbatch.evaluation.runs import RunEvaluator
 from crossbatch.files import write_document
+from crossbatch.negatives import CachedSoftmax, Candidates
 from crossbatch.training.build import build_trainer, draw_batches, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+
     from crossbatch.data import Dataset
     from crossbatch.data.dataset.batches import Batch
+    from crossbatch.training.step import Trainer
 
 METRICS = ("recall@50", "ndcg@50", "tail_recall@50")
 DECIDES = "recall@50"
@@ -152,6 +155,41 @@ def _learner(
         learner.learn(batch, use_bank=done[0] > WARMUP * recipe.train.max_steps)
 
     return two_sided, learner.trainer.model, learner.trainer.optimizer.flush
+
+
+class CachedStep:
+    """A step with the loss of a whole batch whose rows are encoded a few at a time.
+
+    It is `CachedSoftmax` with the towers, the negatives, the loss and the optimiser of a `Trainer`;
+    only the order of encoding differs from `Trainer.train_step`.
+
+    Args:
+        trainer: Its users are one vector each, without features of their own.
+        chunk_size: Rows that are encoded at once.
+    """
+
+    def __init__(self, trainer: Trainer, chunk_size: int) -> None:
+        self.trainer = trainer
+        model: Any = trainer.model
+        self.cached = CachedSoftmax(
+            self._loss,
+            lambda history: model.users(history)[:, 0],
+            model.items,
+            chunk_size=chunk_size,
+        )
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Learn from a batch, and return its loss."""
+        loss: Tensor = self.cached(batch.history, batch.item_ids, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.trainer.step += 1
+        return self.trainer.update(loss.detach())[0]
+
+    def _loss(self, u: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        trainer, ids = self.trainer, batch.item_ids
+        positives = Candidates(v, ids, trainer.sampler.log_q(ids))
+        negatives = trainer.sampler.draw(u, positives, trainer.model.items)
+        return trainer.loss(u, positives, negatives, batch)
 
 
 class Map:

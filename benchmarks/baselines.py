@@ -15,7 +15,7 @@ from pathlib import Path
 from crossbatch.data import open_dataset
 from crossbatch.evaluation.baselines import BASELINES
 from crossbatch.evaluation.evaluator import evaluate_recommender
-from crossbatch.evaluation.popularity import Popularity
+from crossbatch.evaluation.list_measures import Popularity
 from crossbatch.evaluation.tuned_baselines import tune_baseline
 from measure.report import header, table_line
 

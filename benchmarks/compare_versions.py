@@ -13,13 +13,12 @@ relative difference of the first 20 losses, which both trees compute from the sa
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
+
+from measure.workers import Process
 
 MODELS, SAMPLERS = (
     ("youtube_dnn", "gru4rec", "mind"),
@@ -80,27 +79,9 @@ for line in sys.stdin:
 """
 
 
-def started(source: Path, data: Path) -> subprocess.Popen[str]:
-    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(data)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | limits | {"PYTHONPATH": str(source.resolve())},
-    )
-
-
-def measured(
-    worker: subprocess.Popen[str], row: tuple[str, str, int, int]
-) -> tuple[float, list[float]]:
-    """Seconds of a step, and the first losses of the row."""
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    worker.stdin.write(json.dumps(row) + "\n")
-    worker.stdin.flush()
-    seconds, losses = json.loads(worker.stdout.readline())
-    return seconds, losses
+def started(source: Path, data: Path) -> Process:
+    command = [sys.executable, "-c", WORKER, str(data.resolve())]
+    return Process(command, threads=1, PYTHONPATH=str(source.resolve()))
 
 
 def main() -> None:
@@ -119,7 +100,7 @@ def main() -> None:
         if not re.search(options.only, label):
             continue
         row = (model, sampler, batch, 64 if batch == 128 else 16)
-        turns = [[measured(worker, row) for worker in workers] for _ in range(options.rounds)]
+        turns = [[worker.ask(row) for worker in workers] for _ in range(options.rounds)]
         before, now = (1000 * median(t[i][0] for t in turns) for i in (0, 1))
         pairs = zip(turns[0][0][1], turns[0][1][1], strict=True)
         gap = max(abs(a - b) / abs(a) for a, b in pairs)
@@ -127,7 +108,7 @@ def main() -> None:
             f"| {label} | {before:.2f} | {now:.2f} | {now / before:.2f} | {gap:.0e} |", flush=True
         )
     for worker in workers:
-        worker.communicate()
+        worker.close()
 
 
 if __name__ == "__main__":

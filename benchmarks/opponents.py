@@ -23,7 +23,7 @@ from crossbatch.bootstrap import paired_difference
 from crossbatch.data import Dataset, open_dataset
 from crossbatch.evaluation.baselines import BASELINES
 from crossbatch.evaluation.evaluator import evaluate_recommender
-from crossbatch.evaluation.popularity import Popularity
+from crossbatch.evaluation.list_measures import Popularity
 from crossbatch.evaluation.tuned_baselines import tune_baseline
 from crossbatch.files import read_document, write_document
 

@@ -32,7 +32,7 @@ from crossbatch.evaluation.baselines import evaluate_baselines
 from crossbatch.evaluation.recommenders import Recommender
 from crossbatch.retrieval import ExactIndex
 from crossbatch.training import fit
-from measure.environments import ROOT, peer_python
+from measure.workers import ROOT, peer_python
 from peers.summary import BASELINE, METRICS, as_list, markdown, summarise
 
 HERE = Path(__file__).parent

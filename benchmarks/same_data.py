@@ -28,7 +28,7 @@ from crossbatch.data import open_dataset
 from crossbatch.evaluation import Popularity, evaluate_recommender
 from crossbatch.files import read_document, write_document
 from crossbatch.training.build import draw_batches
-from measure.environments import ROOT, peer_python
+from measure.workers import ROOT, peer_python
 from opponents import METRICS, ours, paired_gaps
 from quality import vector_recommender
 

@@ -119,7 +119,7 @@ def work(task: dict[str, Any]) -> None:
     from crossbatch.config import PAPER, Recipe
     from crossbatch.data import open_dataset
     from crossbatch.training.build import build_trainer, draw_batches, resolve
-    from crossbatch.training.distributed import messages
+    from crossbatch.training.distributed import ranks
     from crossbatch.training.distributed.start import joined
 
     torch.set_num_threads(task["threads"])
@@ -135,7 +135,7 @@ def work(task: dict[str, Any]) -> None:
         | {"batch_size": task["batch"], "history_length": task["length"], "adam": "lazy"},
     }
     waited = [0.0]
-    contact = messages.contact
+    contact = ranks.contact
 
     class Timed:
         def __init__(self) -> None:
@@ -149,7 +149,7 @@ def work(task: dict[str, Any]) -> None:
             self.inner.__exit__(*error)
             waited[0] += time.perf_counter() - self.began
 
-    messages.contact = Timed
+    ranks.contact = Timed
     with joined() as group:
         recipe = resolve(Recipe.from_dict(document), dataset)
         trainer = build_trainer(recipe, dataset, ranks=group)

@@ -17,14 +17,13 @@ import re
 from itertools import product
 from pathlib import Path
 
-from measure.environments import ROOT
 from measure.floor import Shape
 from measure.machine import PROBES, describe
 from measure.plots import draw_steps
 from measure.report import markdown, summary
 from measure.rows import Run
 from measure.shape import FULL, MODELS, SAMPLERS, TINY, count, generated
-from measure.workers import Row, interleave
+from measure.workers import ROOT, Row, interleave
 
 # Before timing: until tables and moments are in memory, banks full and Adam's corrections settled.
 WARMUP_STEPS, WARMUP_SECONDS = 600, 20.0

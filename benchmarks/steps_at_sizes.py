@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -29,6 +27,7 @@ from measure.floor import Shape, Speed, work
 from measure.machine import PROBES, describe
 from measure.points import popular
 from measure.report import header, table_line
+from measure.workers import Process
 
 TOWERS = ("youtube_dnn", "recency", "gru4rec", "mind", "sasrec")
 SAMPLERS = ("in_batch", "cross_batch", "mixed")
@@ -66,26 +65,9 @@ for line in sys.stdin:
 """
 
 
-def started(threads: int, num_items: int) -> subprocess.Popen[str]:
-    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    return subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(threads), str(num_items)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | limits,
-        cwd=Path(__file__).parent,
-    )
-
-
-def ask(worker: subprocess.Popen[str], row: Any, seconds: float) -> tuple[float, float]:
-    """CPU and wall seconds of a step of the row."""
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    worker.stdin.write(json.dumps([row, seconds]) + "\n")
-    worker.stdin.flush()
-    cpu, wall = json.loads(worker.stdout.readline())
-    return cpu, wall
+def started(threads: int, num_items: int) -> Process:
+    words = (str(threads), str(num_items))
+    return Process([sys.executable, "-c", WORKER, *words], threads=threads)
 
 
 def measured(row: list[Any], options: argparse.Namespace, seconds: float) -> dict[str, Any]:
@@ -97,11 +79,11 @@ def measured(row: list[Any], options: argparse.Namespace, seconds: float) -> dic
     probes: dict[str, list[float]] = {name: [] for name in PROBES}
     for _ in range(options.rounds):
         for threads, worker in workers.items():
-            taken[threads].append(ask(worker, row, seconds))
+            taken[threads].append(worker.ask([row, seconds]))
         for name, found in probes.items():
-            found.append(ask(probing, name, 0.0)[0])
+            found.append(probing.ask([name, 0.0])[0])
     for worker in (*workers.values(), probing):
-        worker.communicate()
+        worker.close()
     rates = {name: amount / median(probes[name]) for name, amount in PROBES.items()}
     speed = Speed(rates["GEMM"], rates["copy"], 1 / rates["exp"])
     shape = Shape(B=B, d=d, L=L)

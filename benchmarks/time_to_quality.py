@@ -33,9 +33,9 @@ from typing import TYPE_CHECKING, Any
 
 from crossbatch.data import open_dataset
 from crossbatch.files import write_document
-from measure.environments import ROOT
 from measure.machine import describe
 from measure.report import header, table_line
+from measure.workers import ROOT
 from same_data import Peer
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ from pathlib import Path
 from crossbatch.data import open_dataset
 from crossbatch.evaluation.baselines import BASELINES
 from crossbatch.evaluation.evaluator import evaluate_recommender
-from crossbatch.evaluation.popularity import Popularity
+from crossbatch.evaluation.list_measures import Popularity
 dataset = open_dataset(Path(sys.argv[1]))
 factors, alpha, l2 = json.loads(sys.argv[2])
 recommend = BASELINES["als"].make(dataset, factors=factors, alpha=alpha, l2=l2)

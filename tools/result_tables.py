@@ -28,7 +28,7 @@ from crossbatch.reports.plots import Line, Plot
 from crossbatch.reports.svg import write_panels
 from crossbatch.reproduce.experiments import WRITERS
 from crossbatch.reproduce.folder import GridFolder
-from crossbatch.reproduce.paper_numbers import TABLE1
+from crossbatch.reproduce.tables import PAPER_TABLE1
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +132,7 @@ def strong_table1(*names: str) -> str:
             gains = row.get("gains") or {}
             line += [gain(gains.get(metric), mark=True) for metric in ("recall@50", "ndcg@50")]
             line.append(gain((known.get(key, {}).get("gains") or {}).get("recall@50"), mark=True))
-            paper, base = TABLE1.get(key), TABLE1[model, "in_batch"]["recall@50"]
+            paper, base = PAPER_TABLE1.get(key), PAPER_TABLE1[model, "in_batch"]["recall@50"]
             if paper is None or strategy == "in_batch":
                 lines.append([*line, ""])
             else:

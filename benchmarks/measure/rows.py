@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from measure.environments import peer_python
 from measure.machine import PROBES
 from measure.shape import MIN_HISTORY, MODELS, SAMPLERS
-from measure.workers import Row, Worker
+from measure.workers import Row, Worker, peer_python
 
 if TYPE_CHECKING:
     import re

@@ -73,10 +73,14 @@ def mean_intervals(values: Floats, *, resamples: int = 1000, seed: int = 0) -> l
     means = resampled_means(values, resamples=resamples, seed=seed)
     found = []
     for column, drawn in zip(values.T, means.T, strict=True):
-        defined = column[~np.isnan(column)]
-        value = float(defined.mean()) if len(defined) else float("nan")
-        found.append(_interval(value, drawn[~np.isnan(drawn)]))
+        found.append(_interval(mean_of_defined(column), drawn[~np.isnan(drawn)]))
     return found
+
+
+def mean_of_defined(values: Floats) -> float:
+    """Return the mean of `[U]` values but NaN; NaN, without a warning, if there is no other."""
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else float("nan")
 
 
 def paired_difference(

@@ -20,6 +20,7 @@ import os
 import shutil
 import tempfile
 import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from io import BufferedReader
 
 MAX_DOCUMENT_BYTES = 16 << 20  # parsed, a document may take twenty times its size in memory
@@ -421,3 +421,12 @@ def document_checksum(document: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a document's content, independent of its layout."""
     text = json.dumps(document, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested objects as one, by dotted keys."""
+    whole: dict[str, Any] = {}
+    for key, value in document.items():
+        inner = isinstance(value, Mapping)
+        whole |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return whole

@@ -24,8 +24,8 @@ from crossbatch.results import FitResult
 from crossbatch.training.auto_model import MOST_USERS, choose_model
 from crossbatch.training.build import resolve
 from crossbatch.training.distributed.start import joined, restarted, together
-from crossbatch.training.progress import Progress
-from crossbatch.training.run import Plan, train_run
+from crossbatch.training.progress import Progress, Tracker
+from crossbatch.training.run import Plan, Probe, train_run
 from crossbatch.training.run_folder import RunFolder
 from crossbatch.training.warm_start import LOG_TEMPERATURE, EarlierModel, begin, read_run
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
-    from crossbatch.training.run import Probe
-    from crossbatch.training.trackers import Tracker
 
 
 def fit(

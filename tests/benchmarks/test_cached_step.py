@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from bank_map import RULES, TOWERS, recipe_of
-from cached_step import CachedStep
+from bank_map import RULES, TOWERS, CachedStep, recipe_of
 from crossbatch.training.build import build_trainer, draw_batches, resolve
 
 from ..tiny_runs import tiny_dataset, tiny_recipe

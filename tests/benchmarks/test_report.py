@@ -6,8 +6,7 @@ import pytest
 
 from measure.floor import Work
 from measure.machine import PROBES
-from measure.report import markdown, quartiles, summary
-from measure.targets import Target
+from measure.report import Target, markdown, quartiles, summary
 from measure.workers import Row
 
 

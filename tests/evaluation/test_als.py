@@ -6,8 +6,8 @@ import torch
 
 pytest.importorskip("implicit")
 
-from crossbatch.evaluation.als import factorise
 from crossbatch.evaluation.baselines import als
+from crossbatch.evaluation.linear_models import factorise
 
 from .conftest import ToyDataset, histories_batch
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from crossbatch.evaluation import ease as ease_module
+from crossbatch.evaluation import linear_models as ease_module
 from crossbatch.evaluation.baselines import ease
-from crossbatch.evaluation.ease import item_weights
+from crossbatch.evaluation.linear_models import item_weights
 
 from .conftest import ToyDataset, histories_batch
 

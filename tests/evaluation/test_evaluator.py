@@ -8,7 +8,7 @@ import torch
 
 from crossbatch.evaluation import evaluate, evaluate_recommender, metrics
 from crossbatch.evaluation import recommenders as recommenders_module
-from crossbatch.evaluation.popularity import Popularity
+from crossbatch.evaluation.list_measures import Popularity
 
 from .conftest import ToyTowers, batches_of
 

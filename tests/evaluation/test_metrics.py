@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crossbatch.evaluation import hits as hits_module
 from crossbatch.evaluation import metrics
+from crossbatch.evaluation import metrics as hits_module
 
 a, b, c, d, x, y = 1, 2, 3, 4, 5, 6
 ALL = (

@@ -6,10 +6,10 @@ import shutil
 import pytest
 
 from crossbatch.errors import ConfigError
-from crossbatch.evaluation import run_baselines as module
+from crossbatch.evaluation import tuned_baselines as module
 from crossbatch.evaluation.baselines import BASELINES, Baseline, evaluate_baselines
-from crossbatch.evaluation.run_baselines import measure_baselines
 from crossbatch.evaluation.runs import RunEvaluator
+from crossbatch.evaluation.tuned_baselines import measure_baselines
 from crossbatch.training import fit
 
 from ..tiny_runs import tiny_dataset, tiny_recipe

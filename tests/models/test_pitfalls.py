@@ -9,7 +9,7 @@ from torch.nn import functional
 from crossbatch.kernels.routing import routing_weights
 from crossbatch.models import MIND, MODELS, EmbeddingTable, ItemTower, build_model
 from crossbatch.models.history import PaddedHistory
-from crossbatch.models.readout import READOUTS
+from crossbatch.models.layers import READOUTS
 from crossbatch.queries import Queries
 
 

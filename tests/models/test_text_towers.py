@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from crossbatch.models import ITEM_TOWERS, FeatureTable, Inputs, TwoTower, YouTubeDNN, build_model
-from crossbatch.models.text_encoder import TextEncoder, Transformer
+from crossbatch.models.text_towers import TextEncoder, Transformer
 
 # Rows of token ids, row 0 is padding; item 3 has no text.
 ROWS = [[], [5, 6, 7], [9], [], [6, 6, 8, 4, 3], [7, 5]]

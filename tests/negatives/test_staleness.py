@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from crossbatch.negatives import Candidates, Corpus, CrossBatchSampler
-from crossbatch.negatives.memory_bank import MemoryBank
-from crossbatch.negatives.staleness import MEASURE_EVERY, DriftGauge
+from crossbatch.negatives.memory_bank import MEASURE_EVERY, DriftGauge, MemoryBank
 
 B = 4
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from crossbatch.negatives import Candidates, Corpus, UniformSampler
-from crossbatch.negatives.uniform import draw_distinct
+from crossbatch.negatives.samplers import draw_distinct
 
 CORPUS = Corpus(torch.tensor([0, *range(1, 41)]), dim=2)
 BATCH = Candidates(torch.zeros(3, 2), torch.tensor([1, 2, 3]), torch.zeros(3))

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
 from crossbatch.reports.runs import read_runs
-from crossbatch.reports.variants import differing_keys, flatten, group_runs, reference_of
+from crossbatch.reports.variants import (
+    ADDED_CHOICES,
+    choices,
+    differing_keys,
+    group_runs,
+    reference_of,
+)
 
 from .conftest import MakeRun, run_config
 
@@ -89,9 +95,9 @@ def test_no_reference_across_batch_sizes(make_run: MakeRun) -> None:
     assert reference_of(ours, variants) is None
 
 
-def test_flatten_writes_dotted_keys_and_leaves_out_seeds() -> None:
-    flat = flatten({"train": {"seed": 1, "betas": [0.9, 0.999], "amp": None}, "seed": 2})
-    assert flat == {"train.betas": "[0.9, 0.999]", "train.amp": "null"}
+def test_choices_have_dotted_keys_and_no_seeds() -> None:
+    found = choices({"train": {"seed": 1, "betas": [0.9, 0.999], "amp": None}, "seed": 2})
+    assert found == ADDED_CHOICES | {"train.betas": "[0.9, 0.999]", "train.amp": "null"}
 
 
 def test_a_missing_key_differs() -> None:

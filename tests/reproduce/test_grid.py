@@ -14,8 +14,7 @@ import pytest
 
 from crossbatch.errors import ConfigError
 from crossbatch.reproduce.design import Design
-from crossbatch.reproduce.grid import check_runs, run_grid
-from crossbatch.reproduce.progress import duration_text, minutes_left
+from crossbatch.reproduce.grid import check_runs, duration_text, minutes_left, run_grid
 from crossbatch.training import fit
 from crossbatch.training.run_folder import in_use
 

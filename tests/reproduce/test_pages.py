@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from crossbatch.errors import DataError
-from crossbatch.reproduce.curves import curve_plots, write_curves
+from crossbatch.reproduce.curves import (
+    curve_plots,
+    drift_plots,
+    read_probes,
+    write_curves,
+    write_drift,
+    write_lemma,
+)
 from crossbatch.reproduce.folder import GridFolder, run_name
-from crossbatch.reproduce.probes import drift_plots, read_probes, write_drift, write_lemma
 
 from .conftest import events, page_tables
 

@@ -18,8 +18,7 @@ from crossbatch.reproduce.folder import (
     thinned,
     unpacked_records,
 )
-from crossbatch.reproduce.table1 import write_table1
-from crossbatch.reproduce.table2 import write_table2
+from crossbatch.reproduce.tables import write_table1, write_table2
 
 from .conftest import events
 

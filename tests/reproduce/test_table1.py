@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from crossbatch.reproduce.folder import GridFolder
-from crossbatch.reproduce.table1 import METRICS, write_table1
+from crossbatch.reproduce.tables import METRICS, write_table1
 
 from .conftest import page_tables
 

@@ -11,7 +11,7 @@ import pytest
 
 from crossbatch.errors import DataError
 from crossbatch.reproduce.folder import GridFolder
-from crossbatch.reproduce.table2 import write_table2
+from crossbatch.reproduce.tables import write_table2
 
 from .conftest import page_tables
 

@@ -21,7 +21,7 @@ from crossbatch.training.auto_sampler import (
     measure_costs,
 )
 from crossbatch.training.build import build_towers, build_trainer, resolve
-from crossbatch.training.monitor import Monitor
+from crossbatch.training.journal import Monitor
 from crossbatch.training.progress import Progress
 
 AUTO = {"name": "auto"}

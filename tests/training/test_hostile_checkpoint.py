@@ -14,8 +14,8 @@ from crossbatch.errors import DataError
 from crossbatch.negatives import NonFiniteLossError
 from crossbatch.training import checkpoint
 from crossbatch.training.build import build_trainer, draw_batches, resolve
+from crossbatch.training.journal import Monitor
 from crossbatch.training.loop import EarlyStopping
-from crossbatch.training.monitor import Monitor
 from crossbatch.training.run_folder import RunFolder
 
 MUTATIONS = max(40, 7 * int(os.environ.get("CROSSBATCH_FAULTS", "0")))  # of each variant

@@ -5,7 +5,7 @@ import pytest
 
 from crossbatch.errors import ConfigError
 from crossbatch.training import fit
-from crossbatch.training.trackers import open_trackers, scalars
+from crossbatch.training.progress import open_trackers, scalars
 
 FIELDS = {"loss": 1.5, "diagnostics": {"hardness": 0.25, "bank_staleness": float("nan")}, "x": "y"}
 

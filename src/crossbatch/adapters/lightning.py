@@ -26,10 +26,7 @@ with needs("lightning"):
     from lightning.pytorch.callbacks import Callback
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from lightning.pytorch import LightningModule, Trainer
-    from torch import Tensor
 
 STATE = "crossbatch_ranks"  # key of the checkpoint
 
@@ -76,7 +73,8 @@ class CrossBatchCallback(Callback):
         """Add the banks of all ranks; Lightning calls this on each of them."""
         if trainer.world_size == 1:
             return
-        mine = {name: _on_host(loss.state_dict()) for name, loss in losses_of(pl_module).items()}
+        states = {name: loss.state_dict() for name, loss in losses_of(pl_module).items()}
+        mine = {name: {key: v.cpu() for key, v in state.items()} for name, state in states.items()}
         ranks: list[Any] = [None] * trainer.world_size
         torch.distributed.all_gather_object(ranks, mine)
         checkpoint[STATE] = ranks
@@ -111,7 +109,3 @@ def losses_of(module: LightningModule) -> dict[str, CrossBatchSoftmax]:
             "self.loss_fn"
         )
     return found
-
-
-def _on_host(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.cpu() for name, value in state.items()}

@@ -190,7 +190,7 @@ def _base_recipe(recipe: str | None, overrides: Sequence[str]) -> Recipe:
 
 
 def _print_plan(runs: Sequence[PlannedRun], out: Path, jobs: int) -> None:
-    from crossbatch.reproduce.progress import duration_text, minutes_left
+    from crossbatch.reproduce.grid import duration_text, minutes_left
 
     waiting = [run for run in runs if not run.is_finished(out)]
     for run in runs:

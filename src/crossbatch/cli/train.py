@@ -64,8 +64,7 @@ def train(
     from crossbatch.config import Recipe
     from crossbatch.training import Interrupted, fit
     from crossbatch.training.distributed.start import joined, together
-    from crossbatch.training.progress import Progress, Terminal
-    from crossbatch.training.trackers import open_trackers
+    from crossbatch.training.progress import Progress, Terminal, open_trackers
 
     chosen = the_recipe(recipe, recipe_option)
     with joined(timeout) as ranks:
@@ -151,8 +150,8 @@ def evaluate(
     import json
 
     from crossbatch.evaluation.baselines import BASELINES, check_names
-    from crossbatch.evaluation.run_baselines import measure_baselines
     from crossbatch.evaluation.runs import evaluate_runs
+    from crossbatch.evaluation.tuned_baselines import measure_baselines
     from crossbatch.training.distributed.start import joined
 
     chosen = "none" if no_baselines else baselines

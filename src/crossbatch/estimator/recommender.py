@@ -29,6 +29,7 @@ from crossbatch.evaluation.runs import evaluate_run
 from crossbatch.files import (
     atomic_folder,
     file_checksum,
+    flat,
     put_in_place,
     read_document,
     write_document,
@@ -39,9 +40,7 @@ from crossbatch.remote import local_path
 from crossbatch.results import FitResult
 from crossbatch.serving import open_bundle
 from crossbatch.serving.bundle.export import export_bundle
-from crossbatch.training.progress import Progress, Terminal
-from crossbatch.training.run_folder import flat
-from crossbatch.training.trackers import open_trackers
+from crossbatch.training.progress import Progress, Terminal, open_trackers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -2,7 +2,7 @@
 
 from crossbatch.bootstrap import Interval, mean_interval, paired_difference
 from crossbatch.evaluation.evaluator import evaluate, evaluate_recommender
-from crossbatch.evaluation.popularity import BANDS, Popularity
+from crossbatch.evaluation.list_measures import BANDS, Popularity
 from crossbatch.evaluation.recommenders import Recommender, encode_items, model_recommender
 from crossbatch.evaluation.result import Evaluation
 

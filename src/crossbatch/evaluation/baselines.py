@@ -8,62 +8,38 @@ them with the settings that `tune_baseline` tries.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from crossbatch.data import Dataset
 from crossbatch.errors import ConfigError
-from crossbatch.evaluation import als as als_model
-from crossbatch.evaluation import ease as ease_model
 from crossbatch.evaluation.evaluator import evaluate_recommender
+from crossbatch.evaluation.linear_models import factorise, item_weights, rank_by_weights
+from crossbatch.evaluation.list_measures import Popularity
 from crossbatch.evaluation.neighbours import Ints, nearest_items
-from crossbatch.evaluation.popularity import Popularity
-from crossbatch.evaluation.recommenders import Recommender, UserBatch
+from crossbatch.evaluation.recommenders import Recommender, Seen, UserBatch, first_kept
 from crossbatch.evaluation.result import Evaluation
-from crossbatch.evaluation.seen import EvalBatch, Seen, first_kept
 from crossbatch.retrieval import ExactIndex
 
 # EASE inverts a dense matrix: N² · 4 bytes, twice, are 1.8 GB and N³ steps a minute at this size.
 EASE_MAX_ITEMS = 15_000
 
-
-class TrainingData(Protocol):
-    """What a baseline needs of a dataset; `crossbatch.data.Dataset` is one."""
-
-    @property
-    def num_items(self) -> int:
-        """Ids run from 1 to this."""
-        ...
-
-    @property
-    def item_counts(self) -> npt.NDArray[Any]:
-        """`[num_items + 1]` training frequencies."""
-        ...
-
-    def train_sequences(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """(`[U + 1]` offsets, item ids) of the training sequences, oldest item first."""
-        ...
-
-    @property
-    def eval_batches(self) -> Callable[..., Iterable[EvalBatch]]:
-        """`eval_batches(split, **options)`: users of a split with their held-out items."""
-        ...
-
-
 # (histories [B, L], length of the lists, ids to leave out [B, X] or None) → ids [B, n], 0 for none
 Ranking = Callable[[Tensor, int, Tensor | None], Tensor]
 
 
-def popularity(dataset: TrainingData) -> Recommender:
+def popularity(dataset: Dataset) -> Recommender:
     """The items most frequent in training, the same for every user; ties by id."""
     return _then_popular(dataset, lambda histories, *_: histories[:, :0])
 
 
-def item_knn(dataset: TrainingData, *, neighbours: int = 200) -> Recommender:
+def item_knn(dataset: Dataset, *, neighbours: int = 200) -> Recommender:
     """Items that users with the same history items also had; popular ones where these run out."""
     nearest = nearest_items(
         *_sequences(dataset), num_items=dataset.num_items, neighbours=neighbours
@@ -74,7 +50,7 @@ def item_knn(dataset: TrainingData, *, neighbours: int = 200) -> Recommender:
 
 
 def rp3beta(
-    dataset: TrainingData,
+    dataset: Dataset,
     *,
     alpha: float = 0.4,
     beta: float = 0.1,
@@ -106,20 +82,17 @@ def rp3beta(
     return _then_popular(dataset, rank)
 
 
-def ease(dataset: TrainingData, *, l2: float = 500.0) -> Recommender:
+def ease(dataset: Dataset, *, l2: float = 500.0) -> Recommender:
     """A linear model from items to items in closed form, for at most `EASE_MAX_ITEMS` items."""
-    weights = ease_model.item_weights(*_sequences(dataset), num_items=dataset.num_items, l2=l2)
-    return _then_popular(
-        dataset,
-        lambda histories, k, exclude: ease_model.rank(weights, histories, k, exclude),
-    )
+    weights = item_weights(*_sequences(dataset), num_items=dataset.num_items, l2=l2)
+    return _then_popular(dataset, partial(rank_by_weights, weights))
 
 
 def als(
-    dataset: TrainingData, *, factors: int = 256, alpha: float = 40.0, l2: float = 50.0
+    dataset: Dataset, *, factors: int = 256, alpha: float = 40.0, l2: float = 50.0
 ) -> Recommender:
     """Matrix factorisation by alternating least squares; users are encoded from their history."""
-    model = als_model.factorise(
+    model = factorise(
         *_sequences(dataset), num_items=dataset.num_items, factors=factors, alpha=alpha, l2=l2
     )
     index = ExactIndex(model.items)
@@ -130,7 +103,7 @@ def als(
     return _then_popular(dataset, rank)
 
 
-def _ease_fits(dataset: TrainingData) -> str | None:
+def _ease_fits(dataset: Dataset) -> str | None:
     if dataset.num_items <= EASE_MAX_ITEMS:
         return None
     return (
@@ -139,7 +112,7 @@ def _ease_fits(dataset: TrainingData) -> str | None:
     )
 
 
-def _has_implicit(dataset: TrainingData) -> str | None:
+def _has_implicit(dataset: Dataset) -> str | None:
     if find_spec("implicit"):
         return None
     return "als is left out: it needs implicit, pip install 'crossbatch[baselines]'"
@@ -158,7 +131,7 @@ class Baseline:
 
     make: Callable[..., Recommender]
     grid: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    unavailable: Callable[[TrainingData], str | None] = lambda _: None
+    unavailable: Callable[[Dataset], str | None] = lambda _: None
     open_ended: tuple[str, ...] = ()
 
 
@@ -185,7 +158,7 @@ UNTUNED = tuple(name for name, baseline in BASELINES.items() if not baseline.gri
 
 
 def evaluate_baselines(
-    dataset: TrainingData,
+    dataset: Dataset,
     split: str,
     *,
     names: Sequence[str] = UNTUNED,
@@ -224,7 +197,7 @@ def evaluate_baselines(
     }
 
 
-def find_baseline(name: str, dataset: TrainingData) -> Baseline:
+def find_baseline(name: str, dataset: Dataset) -> Baseline:
     """Return a baseline by its name, unless the dataset or this machine cannot have it."""
     check_names([name])
     unavailable = BASELINES[name].unavailable(dataset)
@@ -256,9 +229,10 @@ def first_distinct(candidates: Tensor, k: int, exclude: Tensor | None = None) ->
     return first_kept(candidates, skip, k)
 
 
-def _then_popular(dataset: TrainingData, rank: Ranking) -> Recommender:
+def _then_popular(dataset: Dataset, rank: Ranking) -> Recommender:
     """Recommend by a ranking; popular items where it runs out, and for an empty history."""
-    popular = _by_popularity(dataset.item_counts)
+    by_count = np.argsort(-np.asarray(dataset.item_counts)[1:], kind="stable")
+    popular = torch.from_numpy(by_count + 1)
 
     def recommend(batch: UserBatch, k: int, exclude: Tensor | None) -> Tensor:
         histories = batch.history.cpu()
@@ -271,11 +245,6 @@ def _then_popular(dataset: TrainingData, rank: Ranking) -> Recommender:
     return recommend
 
 
-def _sequences(dataset: TrainingData) -> tuple[Ints, npt.NDArray[Any]]:
+def _sequences(dataset: Dataset) -> tuple[Ints, npt.NDArray[Any]]:
     offsets, items = dataset.train_sequences()
     return np.asarray(offsets, dtype=np.int64), items
-
-
-def _by_popularity(item_counts: npt.NDArray[Any]) -> Tensor:
-    """Item ids by falling training count; items never seen in training come last."""
-    return torch.from_numpy(np.argsort(-np.asarray(item_counts)[1:], kind="stable") + 1)

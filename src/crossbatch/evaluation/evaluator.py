@@ -4,35 +4,55 @@
     evaluation.means()["recall@50"]
 
 No candidate sampling and no in-batch metric: each target competes with the whole catalogue.
+
+Several ranks each score their own items, and lists are merged exactly. Items, not users, are
+divided: a rank then encodes and holds N/R item vectors, so that a catalogue can be larger than one
+machine could hold. Each rank sends k ids and scores per user, independent of the catalogue's size.
+Every rank encodes every user: little beside scoring them, and the draws of towers that are random
+at evaluation are those of one process.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from __future__ import annotations
+
 from itertools import product
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from crossbatch.evaluation.distributed import ItemShards, shared_index
-from crossbatch.evaluation.hits import Hits, find_hits
-from crossbatch.evaluation.list_measures import ListMeasure, Novelty, VectorDiversity
-from crossbatch.evaluation.metrics import METRICS, recall_of
-from crossbatch.evaluation.popularity import BANDS, Popularity
+from crossbatch.evaluation.list_measures import (
+    BANDS,
+    CorpusTally,
+    ListMeasure,
+    Novelty,
+    Popularity,
+    VectorDiversity,
+)
+from crossbatch.evaluation.metrics import METRICS, Hits, find_hits, recall_of
 from crossbatch.evaluation.recommenders import (
+    EvalBatch,
+    ItemEncoder,
     OnItems,
     Recommender,
+    Seen,
     Towers,
+    drop_seen,
     encode_items,
     evaluation_mode,
+    item_chunk,
     model_recommender,
+    unseen_lists,
 )
-from crossbatch.evaluation.result import CorpusTally, Evaluation
-from crossbatch.evaluation.seen import EvalBatch, Seen, drop_seen, unseen_lists
-from crossbatch.retrieval import ExactIndex
+from crossbatch.evaluation.result import Evaluation
+from crossbatch.retrieval import ExactIndex, TopK
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from crossbatch.queries import Queries
     from crossbatch.training.distributed.ranks import Ranks
 
 
@@ -49,7 +69,7 @@ def evaluate(
     on_items: OnItems | None = None,
     measures: Mapping[str, ListMeasure] | None = None,
     by_vectors: bool = False,
-    ranks: "Ranks | None" = None,
+    ranks: Ranks | None = None,
 ) -> Evaluation:
     """Rank the whole catalogue for every user and measure the lists.
 
@@ -187,3 +207,69 @@ def _measure(hits: Hits, bands: Tensor, ks: Sequence[int]) -> Iterator[tuple[str
             yield f"{name}@{k}", metric(hits, k)
         for position, band in enumerate(BANDS):
             yield f"{band}_recall@{k}", recall_of(hits.only(bands == position), k)
+
+
+class ItemShards:
+    """Exact search over item vectors that are spread over ranks; all ranks ask the same.
+
+    Args:
+        ranks: This process among the others.
+        vectors: `[n + 1, d]` vectors of this rank's items, row 0 unused; n may be 0.
+        first_id: Id of the first of them.
+    """
+
+    def __init__(self, ranks: Ranks, vectors: Tensor, first_id: int) -> None:
+        self.ranks, self.vectors, self.first_id = ranks, vectors, first_id
+
+    def search(self, interests: Tensor | Queries, k: int, *, exclude: Tensor | None = None) -> TopK:
+        """As `ExactIndex.search` over the items of all ranks."""
+        own = self._search_own(interests, k, exclude)
+        scores = torch.cat(self.ranks.collect(own.scores), dim=1)  # [B, R·k]
+        item_ids = torch.cat(self.ranks.collect(own.item_ids), dim=1)
+        # Ranks hold ascending ids, so a stable order keeps the smaller of equally good ones first.
+        best, order = scores.sort(dim=1, descending=True, stable=True)
+        return TopK(best[:, :k], item_ids.gather(1, order[:, :k]))
+
+    def _search_own(self, interests: Tensor | Queries, k: int, exclude: Tensor | None) -> TopK:
+        shift, num_own = self.first_id - 1, len(self.vectors) - 1
+        if num_own == 0:
+            nothing = self.vectors.new_full((len(interests), k), -torch.inf)
+            return TopK(nothing, torch.zeros_like(nothing, dtype=torch.int64))
+        if exclude is not None:
+            exclude = exclude.to(self.vectors.device) - shift
+            exclude = exclude.where((exclude > 0) & (exclude <= num_own), 0)
+        found = ExactIndex(self.vectors).search(interests, k, exclude=exclude)
+        return TopK(found.scores, torch.where(found.item_ids > 0, found.item_ids + shift, 0))
+
+
+@torch.no_grad()
+def shared_index(
+    ranks: Ranks,
+    model: ItemEncoder,
+    num_items: int,
+    *,
+    device: torch.device | str = "cpu",
+    on_items: OnItems | None = None,
+) -> ItemShards:
+    """The index of a catalogue of which every rank encodes and keeps a share."""
+    own = ranks.share(num_items)
+    each = -(-num_items // ranks.size)
+    places = torch.arange(ranks.rank * each, (ranks.rank + 1) * each, device=device)
+    # Equally many calls on every rank, which tables that are spread over ranks need.
+    vectors: list[Tensor] = []
+    for chunk in places.clamp_max(num_items - 1).split(item_chunk(model)):
+        vectors.append(model.items(chunk + 1).float())
+        if on_items is not None:
+            on_items(min(each, sum(map(len, vectors))), each)
+    found = torch.cat(vectors)[: own.stop - own.start]
+    rows = torch.cat([found.new_zeros(1, found.shape[1]), found])
+    return ItemShards(ranks, rows, own.start + 1)
+
+
+def encode_together(
+    ranks: Ranks, model: ItemEncoder, num_items: int, *, on_items: OnItems | None = None
+) -> Tensor:
+    """All item vectors `[num_items + 1, d]`, of which every rank has encoded a share."""
+    vectors = shared_index(ranks, model, num_items, on_items=on_items).vectors
+    gathered = ranks.gather(vectors[1:], num_items)
+    return torch.cat([gathered.new_zeros(1, gathered.shape[1]), gathered])

@@ -47,7 +47,8 @@ class Neighbours:
         """
         B = len(histories)
         stride = len(self.offsets)
-        step = max(1, PAIRS // max(1, self._longest() * histories.shape[1]))
+        longest = int(np.diff(self.offsets).max(initial=0))
+        step = max(1, PAIRS // max(1, longest * histories.shape[1]))
         ranked = np.zeros((B, k), dtype=np.int64)
         for start in range(0, B, step):
             part = histories[start : start + step]
@@ -63,9 +64,6 @@ class Neighbours:
             kept = order[place < k]
             ranked[start + users[kept], place[place < k]] = ids[kept]
         return ranked
-
-    def _longest(self) -> int:
-        return int(np.diff(self.offsets).max(initial=0))
 
 
 def nearest_items(

@@ -1,18 +1,31 @@
-"""What an evaluation returns: per-user values, their means and intervals, corpus-wide measures."""
+"""What an evaluation returns: per-user values, means, intervals, corpus-wide measures, segments.
 
-from collections.abc import Iterator, Mapping
+evaluation.means()["recall@50"], evaluation.intervals()["recall@50"]
+
+parts = by_segment(evaluation, user_labels(dataset, "test", "country", evaluation.user_ids))
+parts["FR"].intervals()["recall@50"]
+"""
+
+from __future__ import annotations
+
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import torch
-from torch import Tensor
 
-from crossbatch.bootstrap import Interval, mean_intervals
-from crossbatch.evaluation.popularity import BANDS, Popularity
+from crossbatch.bootstrap import Interval, mean_intervals, mean_of_defined
+from crossbatch.data.dataset.features import read_encoders
+from crossbatch.errors import ConfigError
 from crossbatch.frames import to_native
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from crossbatch.data import Dataset
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,9 +42,9 @@ class Evaluation:
     corpus: dict[str, float]
     num_targets_dropped: int = 0  # targets in the excluded history
     # The same lists and targets with everything left out that the user had before.
-    unseen: "Evaluation | None" = None
+    unseen: Evaluation | None = None
     user_ids: npt.NDArray[np.int64] | None = None  # [U] whose values those of `per_user` are
-    segments: "Mapping[str, Evaluation]" = field(default_factory=dict)  # the same for some users
+    segments: Mapping[str, Evaluation] = field(default_factory=dict)  # the same for some users
     library: str = "polars"  # of `to_frame`, unless it is told another
 
     def __repr__(self) -> str:
@@ -74,7 +87,7 @@ class Evaluation:
 
     def means(self) -> dict[str, float]:
         """Mean of each metric over the users for whom it is defined, and the corpus measures."""
-        means = {name: _nanmean(values) for name, values in self.per_user.items()}
+        means = {name: mean_of_defined(values) for name, values in self.per_user.items()}
         return means | self.corpus
 
     def intervals(self) -> dict[str, Interval]:
@@ -85,37 +98,93 @@ class Evaluation:
         return dict(zip(self.per_user, mean_intervals(columns), strict=True))
 
 
-class CorpusTally:
-    """What the lists of all users look like together, counted batch by batch."""
-
-    def __init__(self, popularity: Popularity) -> None:
-        self.popularity = popularity
-        self.shown = torch.zeros(popularity.num_items + 1, dtype=torch.long)  # times recommended
-
-    def add(self, ranked: Tensor) -> None:
-        """Count `[B, k]` recommended ids."""
-        self.shown += ranked.reshape(-1).bincount(minlength=len(self.shown))
-
-    def read(self) -> dict[str, float]:
-        """Return the measures; NaN where nothing was recommended.
-
-        `coverage`: share of the catalogue that was recommended to at least one user.
-        `popularity_rank`: mean over recommended places of the share of items more popular than the
-        one recommended (0.5 = no preference, near 0 = only hits). `head_share`, `cold_share`: share
-        of the places given to items of that band.
-        """
-        shown = self.shown[1:].double()
-        places = shown / shown.sum()  # NaN throughout if there is no place
-        band = self.popularity.band[1:]
-        return {
-            "coverage": float((shown > 0).double().mean()),
-            "popularity_rank": float(places @ self.popularity.rank[1:]),
-            "head_share": float(places[band == BANDS.index("head")].sum()),
-            "cold_share": float(places[band == BANDS.index("cold")].sum()),
-        }
+ACTIVITY = "activity"
+ACTIVITY_BANDS = (1, 5, 10, 20, 50, 100)  # smallest numbers of items before the targets
+QUARTERS = 4
+MOST_SEGMENTS = 12  # further values are shown together
+OTHER, UNKNOWN = "other", "unknown"
 
 
-def _nanmean(values: npt.NDArray[np.float64]) -> float:
-    """Mean of the defined values; NaN, without a warning, if there is none."""
-    defined = values[~np.isnan(values)]
-    return float(defined.mean()) if len(defined) else float("nan")
+def user_labels(dataset: Dataset, split: str, by: str, user_ids: np.ndarray) -> list[str]:
+    """The segment of each of the users `[U]` of "valid" or "test".
+
+    `by` is "activity", the number of items before the targets; or a user feature, or a context
+    feature as it was at a user's first target; categorical, or numeric by quarters of these users.
+    """
+    if by == ACTIVITY:
+        users, cuts, _ = dataset.part(split)
+        lengths = np.zeros(dataset.num_users, dtype=np.int64)
+        lengths[users] = cuts - dataset.offsets[users]
+        return _by_activity(lengths[user_ids])
+    features = {**dataset.user_features, **dataset.context_features}
+    usable = [name for name, each in features.items() if each.kind in ("categorical", "numeric")]
+    if by not in usable:
+        raise ConfigError(
+            f"--by must be {ACTIVITY} or a categorical or numeric feature of users or context "
+            f"({', '.join(usable) or 'the dataset has none'}), got {by!r}"
+        )
+    of_users = by in dataset.user_features
+    rows = user_ids if of_users else _first_targets(dataset, split)[user_ids]
+    values = np.asarray(features[by].values)[rows]
+    encoder = read_encoders(dataset.path / "features" / ("users" if of_users else "context"))[by]
+    if features[by].kind == "numeric":
+        numbers = values[:, 0] * encoder.settings["std"] + encoder.settings["mean"]
+        numbers = np.expm1(numbers) if encoder.settings.get("log") else numbers
+        return _by_quarters(numbers, missing=values[:, 1] > 0)
+    names = [UNKNOWN, *encoder.known_values().to_list()]
+    labels = [str(names[value]) for value in values]
+    kept = {label for label, _ in Counter(labels).most_common(MOST_SEGMENTS)}
+    return [label if label in kept else OTHER for label in labels]
+
+
+def _first_targets(dataset: Dataset, split: str) -> np.ndarray:
+    """The event of each user's first target, whose context the towers read.  `[num_users]`."""
+    events = np.zeros(dataset.num_users, dtype=np.int64)
+    for batch in dataset.eval_batches(split, history_length=1):
+        assert batch.event_ids is not None
+        events[batch.user_ids.numpy()] = batch.event_ids.numpy()
+    return events
+
+
+def by_segment(evaluation: Evaluation, labels: list[str]) -> dict[str, Evaluation]:
+    """The evaluation of the users of each label, in the order of their first numbers or names."""
+    names = np.array(labels)
+    return {
+        label: _part_of(evaluation, names == label)
+        for label in sorted(set(labels), key=_segment_place)
+    }
+
+
+def _part_of(evaluation: Evaluation, chosen: np.ndarray) -> Evaluation:
+    unseen = evaluation.unseen
+    return Evaluation(
+        per_user={name: values[chosen] for name, values in evaluation.per_user.items()},
+        corpus={},
+        unseen=None if unseen is None else _part_of(unseen, chosen),
+        user_ids=None if evaluation.user_ids is None else evaluation.user_ids[chosen],
+    )
+
+
+def _segment_place(label: str) -> tuple[bool, float, str]:
+    number = label.split()[0].split("–")[0].rstrip("+")
+    try:
+        return (label in (OTHER, UNKNOWN), float(number), label)
+    except ValueError:
+        return (label in (OTHER, UNKNOWN), 0.0, label)
+
+
+def _by_activity(lengths: np.ndarray) -> list[str]:
+    ends = [f"–{high - 1}" for high in ACTIVITY_BANDS[1:]]
+    names = [f"{low}{end} items" for low, end in zip(ACTIVITY_BANDS, [*ends, "+"], strict=True)]
+    return [names[max(0, n - 1)] for n in np.searchsorted(ACTIVITY_BANDS, lengths, side="right")]
+
+
+def _by_quarters(values: np.ndarray, missing: np.ndarray) -> list[str]:
+    known = values[~missing]
+    if not len(known):
+        return [UNKNOWN] * len(values)
+    edges = np.unique(np.quantile(known, np.linspace(0, 1, QUARTERS + 1)))
+    places = np.searchsorted(edges[1:-1], values, side="right")
+    names = [f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges)]
+    names = names or [f"{edges[0]:.4g}"]
+    return [UNKNOWN if gone else names[n] for n, gone in zip(places, missing, strict=True)]

@@ -17,10 +17,9 @@ import torch
 from crossbatch.errors import ConfigError
 from crossbatch.evaluation.baselines import evaluate_baselines
 from crossbatch.evaluation.evaluator import evaluate
-from crossbatch.evaluation.list_measures import ContentDiversity
-from crossbatch.evaluation.recommenders import encode_items, evaluation_mode
-from crossbatch.evaluation.seen import repeat_share
-from crossbatch.evaluation.segments import by_segment, user_labels
+from crossbatch.evaluation.list_measures import ContentDiversity, ListMeasure
+from crossbatch.evaluation.recommenders import OnItems, encode_items, evaluation_mode, repeat_share
+from crossbatch.evaluation.result import Evaluation, by_segment, user_labels
 from crossbatch.files import write_document
 from crossbatch.queries import feature_rows
 from crossbatch.retrieval import ExactIndex
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
-    from crossbatch.evaluation.list_measures import ListMeasure
-    from crossbatch.evaluation.recommenders import OnItems
-    from crossbatch.evaluation.result import Evaluation
     from crossbatch.training.distributed.ranks import Ranks
 
 PAPER_METRICS = ("recall", "hit_rate", "ndcg", "ndcg_comirec")

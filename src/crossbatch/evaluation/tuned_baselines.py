@@ -1,4 +1,4 @@
-"""Settings of a baseline, chosen on validation users.
+"""Baselines with settings chosen on validation users, for a dataset or beside a run.
 
     tuned = tune_baseline(ds, "rp3beta", exclude_history=True)
     tuned.settings, tuned.value, tuned.fit_cpu_seconds
@@ -7,18 +7,37 @@
 Settings are chosen one after the other, each with the others at their best so far: a grid of three
 settings with three values takes 7 fits instead of 27. An open-ended setting goes beyond its grid
 while that helps.
+
+    found = measure_baselines([Path("runs/first")], "test")
+    found["rp3beta"]["settings"], found["rp3beta"]["unseen"]["metrics"]["recall@50"]
+
+measures them by the rules of a run; `baselines.json` in the run folder keeps what was found, for
+the next evaluation and for reports.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from crossbatch.evaluation.baselines import TrainingData, find_baseline
+from crossbatch.errors import DataError
+from crossbatch.evaluation.baselines import BASELINES, check_names, find_baseline
 from crossbatch.evaluation.evaluator import evaluate_recommender
-from crossbatch.evaluation.popularity import Popularity
-from crossbatch.evaluation.recommenders import Recommender
+from crossbatch.evaluation.list_measures import Popularity
+from crossbatch.evaluation.runs import RunEvaluator, content_measures, table_entry
+from crossbatch.files import SEAL, read_document, seal_is_broken, sealed, write_document
+from crossbatch.training.run_folder import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from crossbatch.data import Dataset
+    from crossbatch.evaluation.recommenders import Recommender
+    from crossbatch.evaluation.result import Evaluation
 
 MAX_USERS = 2_000
 MOST_BEYOND = 5  # values beyond an end of a grid
@@ -44,7 +63,7 @@ class TunedBaseline:
 
 
 def tune_baseline(
-    dataset: TrainingData,
+    dataset: Dataset,
     name: str,
     *,
     metric: str = "recall@50",
@@ -103,3 +122,156 @@ def tune_baseline(
             best = further
     spent = time.process_time() - started
     return dataclasses.replace(best, tuning_cpu_seconds=spent)
+
+
+KEPT = "baselines.json"
+TUNED = ("settings", "fit_cpu_seconds", "tuning_cpu_seconds", "value")
+
+
+def measure_baselines(
+    paths: Sequence[Path | str],
+    split: str,
+    *,
+    names: Sequence[str] = tuple(BASELINES),
+    ks: Sequence[int] | None = None,
+    data: Path | str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    on_fit: Callable[[str, int, int], None] = lambda *_: None,
+) -> dict[str, dict[str, Any]]:
+    """Tune and measure baselines on the dataset of a run, with its history length and metric.
+
+    Args:
+        paths: Run folders. The first one's dataset and recipe are used; `baselines.json` is read
+            there, and written there and to the others for which the same holds.
+        split: "valid" or "test".
+        names: Which baselines.
+        ks: List lengths; None for those of training.
+        data: Dataset folder, if it is not where training found it.
+        say: Gets one sentence for each baseline that cannot be had.
+        on_fit: Called with a baseline's name and the numbers of fits done and of all.
+
+    Returns:
+        For each, the entries of `table_entry`; `settings`, `fit_cpu_seconds`, `tuning_cpu_seconds`;
+        and `value`, the metric that chose the run's best model, on the users that chose it.
+    """
+    check_names(names)
+    if not names:
+        return {}
+    runs = [open_run(path, data=data) for path in paths]
+    evaluators = [RunEvaluator(saved.dataset, saved.recipe) for saved in runs]
+    rules = [_rules(evaluator) for evaluator in evaluators]
+    alike = [Path(path) / KEPT for path, own in zip(paths, rules, strict=True) if own == rules[0]]
+    evaluator, kept, found = evaluators[0], _read_kept(alike[0], rules[0]), {}
+    for name in names:
+        unavailable = BASELINES[name].unavailable(evaluator.dataset)
+        if unavailable:
+            say(unavailable)
+            continue
+        entry = kept.get(name, {})
+        entry = entry if entry.get("grid") == _grid(name) else {}
+        known = entry.get("splits", {}).get(split, {}).get("metrics", {})
+        lengths = tuple(ks or evaluator.ks)
+        if not all(f"{measure}@{k}" in known for k in lengths for measure in ("map", "novelty")):
+            entry = _measured(name, evaluator, split, entry, partial(on_fit, name), lengths)
+            kept[name] = entry
+            _write_kept(alike, rules[0], kept, lambda _: None)  # the next one may take minutes
+        about = {key: entry[key] for key in TUNED}
+        found[name] = entry["splits"][split] | about
+    _write_kept(alike, rules[0], kept, say)
+    return found
+
+
+def _rules(evaluator: RunEvaluator) -> dict[str, Any]:
+    """All that a baseline's settings and numbers depend on besides its grid."""
+    train = evaluator.recipe.train
+    return {
+        "dataset": evaluator.dataset.manifest["checksum"],
+        "history_length": train.history_length,
+        "metric": train.metric,
+        "exclude_seen": evaluator.exclude_seen,
+        "tuning_users": MAX_USERS,
+        "eval_users": train.eval_users,
+    }
+
+
+def _read_kept(path: Path, rules: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The entries of `baselines.json` by name; none if it has other rules, or was changed."""
+    if not path.is_file():
+        return {}
+    document = read_document(path, "delete it to measure the baselines again")
+    same = {key: document.get(key) for key in rules} == rules
+    intact = SEAL in document and not seal_is_broken(document)
+    return dict(document["baselines"]) if same and intact else {}
+
+
+def _write_kept(
+    paths: Sequence[Path],
+    rules: dict[str, Any],
+    entries: dict[str, dict[str, Any]],
+    say: Callable[[str], None],
+) -> None:
+    document = sealed(rules | {"baselines": entries})
+    for path in paths:
+        try:
+            write_document(path, document)
+        except (OSError, DataError) as error:
+            say(f"{path} was not written, so the next evaluation tunes again: {error}")
+
+
+def _grid(name: str) -> dict[str, list[float] | list[str]]:
+    """What tuning depends on besides the data."""
+    baseline = BASELINES[name]
+    values = {key: list(values) for key, values in baseline.grid.items()}
+    return values | {"open_ended": list(baseline.open_ended)}
+
+
+def _measured(
+    name: str,
+    evaluator: RunEvaluator,
+    split: str,
+    known: dict[str, Any],
+    on_fit: Callable[[int, int], None],
+    ks: Sequence[int],
+) -> dict[str, Any]:
+    """Tune a baseline, or fit it with the settings known, and measure it on a split."""
+    dataset, train = evaluator.dataset, evaluator.recipe.train
+    if known:
+        entry, recommend = known, BASELINES[name].make(dataset, **known["settings"])
+    else:
+        tuned = tune_baseline(
+            dataset,
+            name,
+            metric=train.metric,
+            exclude_history=evaluator.exclude_seen,
+            on_fit=on_fit,
+            history_length=train.history_length,
+        )
+        recommend = tuned.recommend
+        chosen = _evaluated(recommend, evaluator, "valid", train.eval_users or None)
+        deciding = chosen.unseen if evaluator.exclude_seen else None
+        entry = {
+            "grid": _grid(name),
+            "settings": dict(tuned.settings),
+            "fit_cpu_seconds": tuned.fit_cpu_seconds,
+            "tuning_cpu_seconds": tuned.tuning_cpu_seconds,
+            "value": (deciding or chosen).means()[train.metric],
+        }
+    measured = table_entry(_evaluated(recommend, evaluator, split, ks=(*ks, *evaluator.ks)))
+    return entry | {"splits": entry.get("splits", {}) | {split: measured}}
+
+
+def _evaluated(
+    recommend: Recommender,
+    evaluator: RunEvaluator,
+    split: str,
+    max_users: int | None = None,
+    ks: Sequence[int] | None = None,
+) -> Evaluation:
+    dataset, length = evaluator.dataset, evaluator.recipe.train.history_length
+    return evaluate_recommender(
+        recommend,
+        dataset.eval_batches(split, history_length=length, max_users=max_users),
+        popularity=Popularity.from_counts(dataset.item_counts),
+        ks=ks or evaluator.ks,
+        measures=content_measures(dataset),
+    )

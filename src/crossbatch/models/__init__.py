@@ -17,7 +17,7 @@ from .mind import MIND
 from .own_towers import Inputs, allow_code
 from .recent_items import RecentItems
 from .sasrec import SASRec
-from .text_encoder import TextEncoder
+from .text_towers import TextEncoder
 from .two_tower import TwoTower
 from .youtube_dnn import YouTubeDNN
 

@@ -3,11 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from .checks import check_at_least_one, check_choice, input_width
-from .dense import dense_layer
 from .embedding import EmbeddingTable
 from .history import History
-from .readout import READOUTS
+from .layers import READOUTS, check_at_least_one, check_choice, dense_layer, input_width
 
 
 class ComiRecSA(nn.Module):

@@ -16,7 +16,7 @@ from crossbatch.kernels.memory import on_large_pages
 from crossbatch.kernels.row_gradients import RowRead
 from crossbatch.kernels.table_rows import gather_rows, mean_rows
 
-from .checks import check_at_least_one
+from .layers import check_at_least_one
 
 
 class RowReader(Protocol):

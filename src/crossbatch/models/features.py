@@ -13,8 +13,8 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from .dense import dense_layer
 from .embedding import EmbeddingTable
+from .layers import dense_layer
 
 KINDS = ("categorical", "multi_valued", "tokens", "numeric", "dense")
 RAGGED = ("multi_valued", "tokens")  # any number of values a row

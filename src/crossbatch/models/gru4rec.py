@@ -10,9 +10,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from crossbatch.kernels.gru import gru_states, padded_states
 from crossbatch.kernels.ragged import lengths, pad
 
-from .checks import check_at_least_one, input_width
-from .dense import dense_layer
 from .history import History
+from .layers import check_at_least_one, dense_layer, input_width
 
 
 class ResetBeforeGRU(nn.Module):

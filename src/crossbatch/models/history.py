@@ -1,14 +1,22 @@
 """`History`: the items of a batch of histories as user towers read them, without padding.
 
-history.items, history.stops        # [P, w] end to end, and [B] where each history ends
-history.mean()                      # [B, w]
-history.recency_mean(log_weights)   # [B, w], weighted by age
-history.padded()                    # [B, L, w] and a mask [B, L]
+    history.items, history.stops        # [P, w] end to end, and [B] where each history ends
+    history.mean()                      # [B, w]
+    history.recency_mean(log_weights)   # [B, w], weighted by age
+    history.padded()                    # [B, L, w] and a mask [B, L]
 
-Before they are read, histories are item ids `[B, L]` int64, oldest first, with 0 for padding.
+Before they are read, histories are item ids `[B, L]` int64, oldest first, with 0 for padding, some
+of which `drop_items` drops at random. Of a batch that several processes share each draws the noise
+of all rows and keeps its own:
+
+    with rows_of(start=64, total=128, generator=shared):
+        noise = uniform_rows((64, 20), device)      # rows 64..127 of one draw of [128, 20]
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -16,8 +24,6 @@ from torch import Tensor
 
 from crossbatch.kernels.history_means import history_mean, recency_mean
 from crossbatch.kernels.ragged import lengths, pad
-
-from .row_noise import uniform_rows
 
 AGES = 200  # items of a history whose age towers tell apart; older ones count as this old
 
@@ -119,3 +125,38 @@ def drop_items(history: Tensor, rate: float) -> Tensor:
     # The largest draw of a row always stays: it is the likeliest survivor anyway.
     keep = (noise >= rate) | (noise == noise.amax(dim=1, keepdim=True))
     return history * keep
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    start: int
+    total: int
+    generator: torch.Generator
+
+
+_rows: ContextVar[_Rows | None] = ContextVar("rows", default=None)
+
+
+@contextmanager
+def rows_of(start: int, total: int, generator: torch.Generator) -> Iterator[None]:
+    """Inside, rows are those from `start` on of a batch of `total`.
+
+    Args:
+        start: Place of the first row in the whole batch.
+        total: Rows of the whole batch.
+        generator: Source of its noise, in the same state in every process that has a part.
+    """
+    before = _rows.set(_Rows(start, total, generator))
+    try:
+        yield
+    finally:
+        _rows.reset(before)
+
+
+def uniform_rows(shape: torch.Size | tuple[int, ...], device: torch.device) -> Tensor:
+    """Uniform noise of `shape` `[B, …]`, whatever number of processes the batch is spread over."""
+    rows = _rows.get()
+    if rows is None:
+        return torch.rand(shape, device=device)
+    whole = torch.rand(rows.total, *shape[1:], device=device, generator=rows.generator)
+    return whole[rows.start : rows.start + shape[0]]

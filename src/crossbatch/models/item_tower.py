@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from crossbatch.kernels.history_means import history_mean
 
-from .checks import check_at_least_one
-from .dense import mlp
 from .embedding import (
     EmbeddingTable,
     RowTable,
@@ -23,6 +21,7 @@ from .embedding import (
     set_sparse,
 )
 from .features import CategoricalEncoder, FeatureEncoder, FeatureTable
+from .layers import check_at_least_one, mlp
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 NO_FEATURES: Mapping[str, FeatureTable] = MappingProxyType({})

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from crossbatch.kernels.routing import padded_interests, routed_interests
 
-from .checks import check_at_least_one, check_choice, input_width
-from .dense import mlp
 from .history import History
-from .readout import READOUTS
+from .layers import READOUTS, check_at_least_one, check_choice, input_width, mlp
 
 ROUTINGS = ("random", "fixed")
 BIAS_STARTS = ("glorot", "zeros")

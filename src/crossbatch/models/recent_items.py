@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from crossbatch.queries import Queries
 
-from .checks import input_width
-from .dense import identity_layer
 from .history import AGES, History
+from .layers import identity_layer, input_width
 
 DECAY = 0.3  # by which a query's log-weight falls with each newer item, at the start
 

@@ -13,10 +13,9 @@ from crossbatch.kernels.dropout import dropout, new_seed
 from crossbatch.kernels.history_means import ages
 from crossbatch.kernels.products import linear
 
-from .checks import check_at_least_one, check_share, input_width
-from .dense import Dense, dense_layer
 from .embedding import EmbeddingTable
 from .history import History
+from .layers import Dense, check_at_least_one, check_share, dense_layer, input_width
 
 
 class Dropout(nn.Dropout):

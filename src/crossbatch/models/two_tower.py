@@ -17,14 +17,12 @@ from crossbatch.kernels.ragged import real_entries
 from crossbatch.kernels.unit_vectors import unit_vectors
 from crossbatch.queries import Queries
 
-from .checks import check_choice, check_share
-from .dense import identity_layer, mlp
 from .embedding import set_sparse
 from .features import FeatureEncoder, FeatureTable
 from .history import History, PaddedHistory, drop_items
 from .item_tower import NO_FEATURES, NOTHING
-from .readout import hard_readout
-from .text_encoder import TextEncoder
+from .layers import check_choice, check_share, hard_readout, identity_layer, mlp
+from .text_towers import TextEncoder
 
 HISTORY_SOURCES = ("id", "content", "item_tower")
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .checks import check_choice, input_width
-from .dense import identity_layer, mlp
 from .history import AGES, History
+from .layers import check_choice, identity_layer, input_width, mlp
 
 POOLINGS = ("mean", "recency")
 DECAY = 0.15  # by which the log-weight of an item falls with each newer one, at the start

@@ -11,15 +11,22 @@ from crossbatch.negatives.candidates import Candidates, Corpus
 from crossbatch.negatives.cross_batch import CrossBatchSampler
 from crossbatch.negatives.cross_batch_softmax import CrossBatchSoftmax
 from crossbatch.negatives.diagnostics import diagnose, diagnose_bank
-from crossbatch.negatives.frequency import item_frequency, no_correction, sampler_law
-from crossbatch.negatives.in_batch import InBatchSampler
+from crossbatch.negatives.frequency import (
+    StreamingFrequency,
+    item_frequency,
+    no_correction,
+    sampler_law,
+)
 from crossbatch.negatives.loss import NonFiniteLossError, sampled_softmax_loss
 from crossbatch.negatives.masks import known_positives_mask
 from crossbatch.negatives.memory_bank import MemoryBank
-from crossbatch.negatives.mixed import MixedSampler
-from crossbatch.negatives.sampler import ItemEncoder, NegativeSampler
-from crossbatch.negatives.streaming import StreamingFrequency
-from crossbatch.negatives.uniform import UniformSampler
+from crossbatch.negatives.samplers import (
+    InBatchSampler,
+    ItemEncoder,
+    MixedSampler,
+    NegativeSampler,
+    UniformSampler,
+)
 from crossbatch.queries import Queries, best_interest
 
 SAMPLERS: dict[str, type[NegativeSampler]] = {

@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from crossbatch.negatives.candidates import Candidates
+from crossbatch.negatives.candidates import Candidates, Corpus
 from crossbatch.negatives.deferred import GradientBank
-from crossbatch.negatives.in_batch import InBatchSampler
-from crossbatch.negatives.memory_bank import MemoryBank
-from crossbatch.negatives.sampler import positive_counts
-from crossbatch.negatives.staleness import DriftGauge
+from crossbatch.negatives.memory_bank import DriftGauge, MemoryBank
+from crossbatch.negatives.samplers import InBatchSampler, ItemEncoder, Users, positive_counts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from crossbatch.negatives.candidates import Corpus
-    from crossbatch.negatives.sampler import ItemEncoder, Users
 
 ITEM_GRADIENTS = ("paper", "balanced", "deferred")
 

@@ -19,17 +19,16 @@ from crossbatch.negatives.candidates import Candidates
 from crossbatch.negatives.cross_batch import check_bank_options, with_bank, with_deferred
 from crossbatch.negatives.deferred import GradientBank
 from crossbatch.negatives.diagnostics import diagnose, diagnose_bank
-from crossbatch.negatives.frequency import LogFrequency
+from crossbatch.negatives.frequency import LogFrequency, StreamingFrequency
 from crossbatch.negatives.gathering import Gathered
 from crossbatch.negatives.loss import Reduction, check_softmax_options, sampled_softmax_loss
 from crossbatch.negatives.masks import known_positives_mask
 from crossbatch.negatives.memory_bank import MemoryBank
 from crossbatch.negatives.pairs import Pairs, weighted
-from crossbatch.negatives.streaming import StreamingFrequency
 from crossbatch.queries import Queries, best_interest
 
 if TYPE_CHECKING:
-    from crossbatch.negatives.sampler import ItemEncoder
+    from crossbatch.negatives.samplers import ItemEncoder
 
 
 class CrossBatchSoftmax(nn.Module):

@@ -25,7 +25,7 @@ from crossbatch.negatives.memory_bank import MemoryBank
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from crossbatch.negatives.sampler import ItemEncoder
+    from crossbatch.negatives.samplers import ItemEncoder
 
 
 class GradientBank(MemoryBank):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from crossbatch.negatives.memory_bank import MemoryBank
-    from crossbatch.negatives.sampler import ItemEncoder
+    from crossbatch.negatives.samplers import ItemEncoder
 
 # Cached rows re-encoded to measure staleness.
 STALENESS_ROWS = 64

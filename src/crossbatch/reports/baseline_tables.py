@@ -9,17 +9,14 @@ and the validation users by which the run's best model was chosen, so that its j
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.reports.formatting import NOTHING, metric_name
-from crossbatch.reports.journal import follow, number
+from crossbatch.reports.journal import Journal, follow, number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from crossbatch.reports.journal import Journal
     from crossbatch.reports.runs import Run
 
 BASELINE_NAMES = {

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import needs_extra
 from crossbatch.files import write_file
-from crossbatch.reports.axis import log_ticks, short
 from crossbatch.reports.comparison import compare
 from crossbatch.reports.plots import BarChart, Plot, colors_of, gain_charts, training_plots
-from crossbatch.reports.svg import COLORS, DASHES
+from crossbatch.reports.svg import COLORS, DASHES, log_ticks, short
 from crossbatch.reports.variants import group_runs
 
 if TYPE_CHECKING:

@@ -9,11 +9,14 @@ for variant in group_runs(runs):
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from crossbatch.files import flat
+
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
     from crossbatch.reports.runs import Run
 
 MODEL_NAMES = {"youtube_dnn": "YouTube DNN", "gru4rec": "GRU4Rec", "mind": "MIND"}
@@ -30,8 +33,8 @@ GRADIENT_NAMES = {"paper": "as published", "balanced": "balanced", "deferred": "
 REFERENCE = "in_batch"
 # Where and how a run was kept, not what it learned.
 NOT_A_CHOICE = (
-    "environment", "version", "dataset", "out", "advice", "race", "start",
-    "train.threads", "train.keep_checkpoints", "train.log_every",
+    "environment.", "version.", "dataset.", "out.", "advice.", "race.", "start.",
+    "train.threads.", "train.keep_checkpoints.", "train.log_every.",
 )  # fmt: skip
 # Choices that runs of earlier versions do not name, and what held then.
 ADDED_CHOICES = {"loss.mask_later": "false", "loss.q_power": "1.0"}
@@ -91,23 +94,16 @@ def group_runs(runs: Sequence[Run]) -> list[Variant]:
 
 
 def choices(config: Mapping[str, object]) -> dict[str, str]:
-    """Every choice by dotted key, also those that could not be made when the run was."""
-    found = flatten(config)
+    """Every choice by dotted key, as text, also those that could not be made when the run was.
+
+    Seeds and `NOT_A_CHOICE` are left out.
+    """
+    found = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in flat(config).items()
+        if not f"{key}.".startswith(NOT_A_CHOICE) and key.split(".")[-1] != "seed"
+    }
     return (ADDED_CHOICES | found) if found else found
-
-
-def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Every choice of a configuration by dotted key, as text; seeds and `NOT_A_CHOICE` left out."""
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if name in NOT_A_CHOICE or key == "seed":
-            continue
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{name}."))
-        else:
-            flat[name] = value if isinstance(value, str) else json.dumps(value)
-    return flat
 
 
 def differing_keys(options: Sequence[Mapping[str, str]]) -> list[str]:

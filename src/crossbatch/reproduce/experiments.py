@@ -12,13 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crossbatch.files import read_document, write_document
-from crossbatch.reproduce.curves import write_curves
+from crossbatch.reproduce.curves import write_curves, write_drift, write_lemma
 from crossbatch.reproduce.design import Design, PlannedRun, distinct
 from crossbatch.reproduce.folder import GridFolder, keep_records
-from crossbatch.reproduce.probes import write_drift, write_lemma
 from crossbatch.reproduce.search import search_runs, write_search
-from crossbatch.reproduce.table1 import write_table1
-from crossbatch.reproduce.table2 import write_table2
+from crossbatch.reproduce.tables import write_table1, write_table2
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,10 +1,12 @@
-"""`GridFolder`: the runs below one folder, and the small records that replace them.
+"""`GridFolder`: the runs below one folder, what is written beside them, and small records of them.
 
     folder = GridFolder(Path("paper"))
     folder.runs("runs")                            # every run of the grid, finished or not
+    write_page(folder, "table1", "Table 1", [table, note], rows)
     keep_records(folder, Path("results/books"))    # what tables and figures need, in one file
 
-`grid.json` holds what tables need to know and run folders do not say.
+`grid.json` holds what tables need to know and run folders do not say. A page is Markdown, with the
+same numbers as CSV and JSON, and figures.
 
 A record is a run folder without its model: `config.json`, `result.json`, a thinned journal, and the
 per-user metrics behind the intervals, exact to the bit. `records.tar.xz` holds those of all
@@ -14,6 +16,7 @@ finished runs; the same runs give the same bytes. `GridFolder` reads it as it re
 from __future__ import annotations
 
 import atexit
+import csv
 import io
 import json
 import lzma
@@ -23,16 +26,22 @@ import tarfile
 import tempfile
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from crossbatch.errors import DataError
-from crossbatch.files import files_below, read_document, write_document, write_file
+from crossbatch.files import files_below, flat, read_document, sealed, write_document, write_file
+from crossbatch.reports.markdown import literal
 from crossbatch.reports.runs import RUN_FILES, Run, read_run
+from crossbatch.reports.svg import write_panels
 from crossbatch.reproduce.design import STRATEGIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from crossbatch.reports.plots import BarChart, Plot
 
 RUN_NAME = re.compile(r"(.+?)-([a-z_]+)(?:-M(\d+))?-s(\d+)")
 RECORDS_FILE = "records.tar.xz"
@@ -187,3 +196,93 @@ def thinned(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _json(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Plots that stand together in one file, `columns` in a row."""
+
+    name: str
+    plots: Sequence[Plot | BarChart]
+    columns: int
+    caption: str
+    captioned: bool = True  # whether the caption also stands below the figure
+
+
+def write_page(
+    folder: GridFolder,
+    name: str,
+    title: str,
+    parts: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    figure: Figure | None = None,
+) -> list[Path]:
+    """Write the files `name` of one experiment into the grid's folder.
+
+    `parts` are Markdown below the title, `rows` the numbers for CSV and JSON. The figure is drawn
+    below the tables, if it has plots.
+    """
+    out, facts, drawn, text = folder.path, folder.facts, [], [f"# {title}"]
+    if data := facts.get("dataset"):
+        text.append(
+            f"Data: {literal(data['name'])}, {data['users']:,} users, {data['items']:,} items, "
+            f"{data['interactions']:,} interactions."
+        )
+    if facts.get("budget"):
+        text.append(
+            f"**Shortened: every run was cut to {facts['budget']:,} steps. "
+            "These are not results of convergence.**"
+        )
+    text += parts
+    if figure and figure.plots:
+        drawn = _draw(figure, out / "figures")
+        caption = literal(figure.caption)
+        text.append(f"![{caption}](figures/{figure.name}.svg)")
+        text += [f"*{caption}*"] if figure.captioned else []
+    document = {"experiment": name} | facts | {"rows": rows}
+    document = sealed(json.loads(json.dumps(document)))  # keys as they will be read
+    return [
+        write_file(out / f"{name}.md", ("\n\n".join(text) + "\n").encode()),
+        write_file(out / f"{name}.csv", _csv(rows).encode()),
+        write_document(out / f"{name}.json", document),
+        *drawn,
+    ]
+
+
+def run_link(run: Run, folder: GridFolder, text: str) -> str:
+    """A Markdown link from a page of the grid to a run's folder; plain text for a record."""
+    if not run.path.is_relative_to(folder.path):
+        return literal(text)
+    return f"[{literal(text)}]({quote(run.path.relative_to(folder.path).as_posix())})"
+
+
+def run_links(runs: Sequence[Run], folder: GridFolder) -> str:
+    """The seeds of some runs, each linked to its folder."""
+    ordered = sorted(runs, key=lambda run: run.seed or 0)
+    return " ".join(run_link(run, folder, str(run.seed)) for run in ordered)
+
+
+def _draw(figure: Figure, folder: Path) -> list[Path]:
+    """SVG always; PNG and PDF where matplotlib is installed."""
+    path = folder / f"{figure.name}.svg"
+    written = [write_panels(figure.plots, path, columns=figure.columns)]
+    if find_spec("matplotlib"):
+        from crossbatch.reports.figures import draw_panels
+
+        written += draw_panels(figure.plots, folder, figure.name, columns=figure.columns)
+    return written
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [{key: _cell(value) for key, value in flat(row).items()} for row in rows]
+    heads = list(dict.fromkeys(key for line in lines for key in line))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, heads, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return buffer.getvalue()
+
+
+def _cell(value: object) -> object:
+    """Lists as words."""
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else value

@@ -35,13 +35,12 @@ from crossbatch.reproduce.design import (
     shortened,
     strategy_title,
 )
-from crossbatch.reproduce.page import write_page
+from crossbatch.reproduce.folder import GridFolder, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from crossbatch.reproduce.folder import GridFolder
 
 STEPS = 6000  # of a search run unless the design has a budget; its warm-up is cut in proportion
 

@@ -16,7 +16,7 @@ import torch
 from crossbatch.evaluation import encode_items
 from crossbatch.evaluation.drift import feature_drift, gradient_error
 from crossbatch.evaluation.recommenders import evaluation_mode
-from crossbatch.negatives import CrossBatchSampler
+from crossbatch.negatives import Candidates, CrossBatchSampler
 from crossbatch.queries import feature_rows
 from crossbatch.training.build import draw_batches, pick_device
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
-    from crossbatch.negatives import Candidates
     from crossbatch.training import Trainer
 
 INTERVALS = (1, 5, 10)  # Δt of the paper's figure, in mini-batches

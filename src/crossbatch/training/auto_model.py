@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from crossbatch.errors import ConfigError, DataError, DivergedError
 from crossbatch.files import SEAL, read_document, seal_is_broken, sealed, write_document
 from crossbatch.training.race import Measurement, Race
-from crossbatch.training.run_folder import OWN_MODEL, RACE, sealed_entry
+from crossbatch.training.run_folder import OWN_MODEL, RACE, RunFolder, sealed_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from crossbatch.data import Dataset
     from crossbatch.training.distributed.ranks import Ranks
     from crossbatch.training.race import Measure
-    from crossbatch.training.run_folder import RunFolder
 
 # `[model.tower]` of an auto model: CPU seconds of the race, steps before the first comparison, and
 # what each candidate is tried with: widths d besides `model.dim`, lengths L besides its own.

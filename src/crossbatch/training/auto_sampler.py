@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from crossbatch.models import ItemTower
+from crossbatch.models import ItemTower, TwoTower
 from crossbatch.negatives import Candidates, CrossBatchSampler, Queries, known_positives_mask
 from crossbatch.queries import feature_rows
 from crossbatch.training.build import AUTO, build_sampler, build_trainer, draw_batches
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
-    from crossbatch.models import TwoTower
     from crossbatch.training.step import Trainer, TrainingBatch
 
 MARGIN = 0.7  # share of the allowance that is spent: a long run costs more than a short timing

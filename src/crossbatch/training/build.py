@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from crossbatch.config import Recipe, build, check_options, filled
+from crossbatch.config import ModelConfig, Recipe, TrainConfig, build, check_options, filled
 from crossbatch.data.dataset.features import read_encoders
 from crossbatch.data.dataset.shards import EVENT_BITS
 from crossbatch.errors import ConfigError
 from crossbatch.files import file_checksum
 from crossbatch.kernels.memory import keep_freed_memory
-from crossbatch.models import MODELS, FeatureTable, Inputs, ItemTower, build_model
+from crossbatch.models import MODELS, FeatureTable, Inputs, ItemTower, TwoTower, build_model
 from crossbatch.models.build import item_tower_class
 from crossbatch.models.huggingface_states import read_config
 from crossbatch.models.own_towers import check_tower_options, find_tower, is_path
@@ -34,9 +34,7 @@ from crossbatch.training.step import Trainer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from crossbatch.config import ModelConfig, TrainConfig
     from crossbatch.data import Batch, Dataset, Feature
-    from crossbatch.models import TwoTower
     from crossbatch.training.distributed.ranks import Ranks
 
 PASSES = 5  # over the training samples, where a recipe does not say how long to train

@@ -1,8 +1,11 @@
 """Checkpoints: the state of training in folders of safetensors and JSON that are whole or absent.
 
-save(folder / "step-000001000", trainer_state(trainer), document)
-tensors, document = load_newest(folder, print)
-load_trainer_state(trainer, tensors)
+    save(folder / "step-000001000", trainer_state(trainer), document)
+    tensors, document = load_newest(folder, print)
+    load_trainer_state(trainer, tensors)
+
+The code of towers that a recipe names by import path may change between training and evaluation,
+while their weights still fit: `sample_vectors` of a few items and a user tell the towers again.
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ from crossbatch.files import (
     sync_path,
     write_document,
 )
-from crossbatch.training.distributed.table_files import (
+from crossbatch.queries import weights_of
+from crossbatch.training.distributed.sharded_table import (
     TABLES,
+    ShardedTable,
     check_tables,
     save_tables,
     whole_tables,
@@ -40,7 +45,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from crossbatch.training.distributed.sharded_table import ShardedTable
     from crossbatch.training.step import Trainer
 
 NO_TABLES: dict[str, ShardedTable] = {}
@@ -267,3 +271,48 @@ def _check_ranges(trainer: Trainer, tensors: dict[str, Tensor], step: int) -> No
 def below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names start with `prefix`, by what follows it."""
     return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+SAMPLED_ITEMS = 8
+TOLERANCE = 1e-3  # of the largest number: far above float rounding
+SAMPLE = "sample."
+
+
+# --- a few vectors, to know towers again ---
+
+
+def sample_vectors(model: Any, num_items: int) -> dict[str, Tensor]:
+    """Vectors `[n, d]` of the first items, and of a user `[1, K, d]` with them as history.
+
+    The model is in evaluation mode meanwhile; its modes and the random state are restored.
+    """
+    device = next((parameter.device for parameter in model.parameters()), None)
+    ids = torch.arange(1, min(SAMPLED_ITEMS, num_items) + 1, device=device)
+    modes = [(module, module.training) for module in model.modules()]
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())), torch.no_grad():
+        torch.manual_seed(0)
+        try:
+            model.eval()
+            rows = [torch.zeros_like(ids[:1])] * (
+                2 if getattr(model, "reads_context", False) else 1
+            )
+            users = weights_of(model.users(ids.unsqueeze(0), *rows))[0]
+            found = {"items": model.items(ids), "users": users}
+        finally:
+            for module, mode in modes:
+                module.training = mode
+    return {f"{SAMPLE}{name}": vectors.float().contiguous() for name, vectors in found.items()}
+
+
+def are_same(towers: Any, tensors: dict[str, Tensor], num_items: int) -> bool:
+    """Whether towers give the vectors that `tensors` hold; true where there are none."""
+    if not any(name.startswith(SAMPLE) for name in tensors):
+        return True
+    for name, found in sample_vectors(towers, num_items).items():
+        expected = tensors.get(name)
+        if expected is None or found.shape != expected.shape:
+            return False
+        scale = max(float(expected.abs().max()), 1e-12)
+        if not float((found.cpu() - expected).abs().max()) <= TOLERANCE * scale:  # NaN neither
+            return False
+    return True

@@ -1,10 +1,22 @@
-"""Progress of a run: a live line in the terminal, or nothing."""
+"""What follows a run: a live line in the terminal, and TensorBoard, MLflow or Weights & Biases.
+
+All of them take the lines of the journal; a tracker is behind one flag each.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from crossbatch.errors import ConfigError, needs_extra
+from crossbatch.files import flat, write_file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
     from torch import Tensor
 
 
@@ -91,3 +103,162 @@ class Terminal(Progress):
     def stop(self) -> None:
         """Leave the line as it is."""
         self._bar.stop()
+
+
+class Tracker(Protocol):
+    """A place that journal lines go to."""
+
+    def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
+        """Take one journal line."""
+
+    def close(self) -> None:
+        """Finish writing."""
+
+
+class TensorBoard:
+    """Scalars under RUN/tensorboard; look at them with `tensorboard --logdir RUN`."""
+
+    def __init__(self, run: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Opened at the first line: a run folder that is refused must stay as it is.
+        self._open: Callable[..., Any] = partial(SummaryWriter, str(run / "tensorboard"))
+        self._writer: Any = None
+
+    def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
+        """Write the line's numbers as scalars."""
+        if self._writer is None:
+            # Steps after the last checkpoint of a killed session are repeated.
+            self._writer = self._open(purge_step=step + 1 if event == "resume" else None)
+        for name, value in scalars(event, fields).items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush to disk."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class MLflow:
+    """Parameters and metrics of an MLflow run; a resumed training continues it.
+
+    They go where MLFLOW_TRACKING_URI says, else into `mlflow.db` in the working folder, as MLflow
+    itself would have it.
+    """
+
+    def __init__(self, run: Path) -> None:
+        import mlflow  # type: ignore[import-not-found,unused-ignore]
+
+        self._mlflow: Any = mlflow
+        self._run = run
+
+    def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
+        """Log the line's numbers as metrics, and the recipe once."""
+        # MLflow allows no @ in names.
+        numbers = {k.replace("@", "_at_"): v for k, v in scalars(event, fields).items()}
+        try:
+            if self._mlflow.active_run() is None:
+                self._start()
+            if numbers:
+                self._mlflow.log_metrics(numbers, step=step)
+        except self._mlflow.exceptions.MlflowException as error:
+            raise ConfigError(
+                f"--track mlflow: {str(error).splitlines()[0]}; set MLFLOW_TRACKING_URI to a "
+                "server or to sqlite:///FILE, or leave --track out"
+            ) from None
+
+    def close(self) -> None:
+        """End the MLflow run."""
+        self._mlflow.end_run()
+
+    def _start(self) -> None:
+        remembered = self._run / "mlflow_run_id.txt"
+        if remembered.is_file():
+            self._mlflow.start_run(run_id=remembered.read_text().strip())
+            return
+        started = self._mlflow.start_run(run_name=self._run.name)
+        config = json.loads((self._run / "config.json").read_text())
+        self._mlflow.log_params(flat(config))
+        write_file(remembered, f"{started.info.run_id}\n".encode())  # once the run is complete
+
+
+class WandB:
+    """A run of Weights & Biases; a resumed training continues it.
+
+    Project, account and mode are those of wandb's own variables: WANDB_PROJECT, WANDB_API_KEY,
+    WANDB_MODE=offline to keep it in RUN/wandb for `wandb sync`.
+    """
+
+    def __init__(self, run: Path) -> None:
+        import wandb  # type: ignore[import-not-found,unused-ignore]
+
+        self._wandb: Any = wandb
+        self._folder, self._run = run, None
+
+    def event(self, event: str, step: int, fields: dict[str, Any]) -> None:
+        """Log the line's numbers, and the recipe once."""
+        numbers = scalars(event, fields)
+        try:
+            run = self._run or self._start()
+            if numbers:
+                # steps as a number of its own: wandb refuses those that a resume repeats
+                run.log(numbers | {"step": step})
+        except self._wandb.errors.Error as error:
+            raise ConfigError(
+                f"--track wandb: {str(error).splitlines()[0]}; log in with `wandb login`, set "
+                "WANDB_MODE=offline, or leave --track out"
+            ) from None
+
+    def close(self) -> None:
+        """End the run and wait until it is written."""
+        if self._run is not None:
+            self._run.finish()
+
+    def _start(self) -> Any:
+        remembered = self._folder / "wandb_run_id.txt"
+        config = json.loads((self._folder / "config.json").read_text())
+        known = remembered.read_text().strip() if remembered.is_file() else None
+        self._run = run = self._wandb.init(
+            id=known,
+            resume="allow" if known else None,
+            name=self._folder.name,
+            dir=str(self._folder.absolute()),
+            config=flat(config),
+        )
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")
+        write_file(remembered, f"{run.id}\n".encode())
+        return run
+
+
+TRACKERS: dict[str, Callable[[Path], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WandB,
+}
+
+
+@contextmanager
+def open_trackers(names: Iterable[str], run: Path) -> Iterator[tuple[Tracker, ...]]:
+    """The trackers that `--track` names, closed at the end."""
+    trackers: list[Tracker] = []
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigError(f"--track must be one of {', '.join(TRACKERS)}, got {name!r}")
+        with needs_extra(name, f"--track {name}"):
+            trackers.append(TRACKERS[name](run))
+    try:
+        yield tuple(trackers)
+    finally:
+        for tracker in trackers:
+            tracker.close()
+
+
+def scalars(event: str, fields: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a journal line as `event/name`, or `event/unseen_name`."""
+    parts = {key.rpartition(".")[::2]: value for key, value in flat(fields).items()}
+    return {
+        f"{event}/{'unseen_' if section == 'unseen' else ''}{name}": float(value)
+        for (section, name), value in parts.items()
+        if isinstance(value, int | float) and value == value
+    }

@@ -127,7 +127,9 @@ class Race:
 
     def _measurement(self, name: str, steps: int) -> Measurement:
         """Train a candidate from its measurement before to `steps` steps, and measure it."""
-        recipe, clock = self.candidates[name], self.clock or _clock_of(self.candidates[name])
+        recipe = self.candidates[name]
+        on_cpu = pick_device(recipe.train.device).type == "cpu"
+        clock = self.clock or (time.process_time if on_cpu else time.perf_counter)
         contender = self._contenders.pop(name, None)
         contender = contender or Contender(recipe, self.dataset, self._first_vectors)
         # Not counted: compilation in the first step, and what an earlier session has counted.
@@ -195,11 +197,6 @@ class Contender:
 def staying(count: int) -> int:
     """How many of `count` candidates continue: the better half, and no fewer than two."""
     return max(2, (count + 1) // 2)
-
-
-def _clock_of(recipe: Recipe) -> Callable[[], float]:
-    on_cpu = pick_device(recipe.train.device).type == "cpu"
-    return time.process_time if on_cpu else time.perf_counter
 
 
 def _random_state() -> tuple[torch.Tensor, list[torch.Tensor]]:

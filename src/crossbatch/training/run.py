@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -17,22 +17,20 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from crossbatch.errors import DataError, DivergedError, Interrupted
-from crossbatch.files import sealed
+from crossbatch.files import flat, sealed
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training.auto_sampler import SamplerChoice, choose_sampler, is_table
 from crossbatch.training.build import build_trainer, draw_batches, pick_device, resolve
 from crossbatch.training.cooccurrence import begin_with_vectors
 from crossbatch.training.distributed.start import check_alike, together
 from crossbatch.training.distributed.trainer import RankTrainer
-from crossbatch.training.journal import Journal, without_nan
+from crossbatch.training.journal import Journal, Monitor, without_nan
 from crossbatch.training.loop import EarlyStopping, interrupt_flag, train_loop
-from crossbatch.training.monitor import Monitor
-from crossbatch.training.progress import Progress
-from crossbatch.training.run_folder import OWN_MODEL, RACE, START, flat, sealed_entry
+from crossbatch.training.progress import Progress, Tracker
+from crossbatch.training.run_folder import OWN_MODEL, RACE, START, RunFolder, sealed_entry
 from crossbatch.training.threads import measured_threads, using
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from crossbatch.config import Recipe
@@ -40,9 +38,7 @@ if TYPE_CHECKING:
     from crossbatch.models import TwoTower
     from crossbatch.training.auto_model import ModelChoice
     from crossbatch.training.distributed.ranks import Ranks
-    from crossbatch.training.run_folder import RunFolder
     from crossbatch.training.step import StepRecord, Trainer
-    from crossbatch.training.trackers import Tracker
     from crossbatch.training.warm_start import WarmStart
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from crossbatch.config import Recipe, filled
-from crossbatch.data import open_dataset
+from crossbatch.data import Dataset, open_dataset
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import (
     CHECKSUMS,
@@ -25,6 +25,7 @@ from crossbatch.files import (
     check_regular,
     document_bytes,
     file_checksum,
+    flat,
     read_document,
     seal_is_broken,
     verify_checksums,
@@ -34,15 +35,13 @@ from crossbatch.negatives import SAMPLERS
 from crossbatch.remote import is_url
 from crossbatch.training import checkpoint
 from crossbatch.training.build import build_towers
-from crossbatch.training.distributed.table_files import load_tables
-from crossbatch.training.sample_vectors import are_same, sample_vectors
+from crossbatch.training.distributed.sharded_table import load_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor
 
-    from crossbatch.data import Dataset
     from crossbatch.models import TwoTower
     from crossbatch.training.loop import EarlyStopping
     from crossbatch.training.step import Trainer
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
 CHECKED_FILES = ("config.json", "journal.jsonl", "examples.json", "per_user/*.npy")
 LOCK = ".lock"  # of the process that writes a folder; stays when it has ended
 OWN_MODEL, RACE, START = "own_model", "race", "start"  # keys of `config.json`
+SECTIONS = ("model.", "sampler.", "loss.", "train.", "dataset.")  # that make a run what it is
 # Keys that may differ between the sessions of one run: they do not change what is learned.
 RESUMABLE_CHANGES = frozenset(
     {
@@ -250,7 +250,7 @@ class RunFolder:
             tensors |= {f"{checkpoint.MOMENTS}{name}": value for name, value in own.items()}
         tables = trainer.optimizer.sharded
         if self.writes and own_code:
-            tensors |= sample_vectors(trainer.model, trainer.sampler.num_items)
+            tensors |= checkpoint.sample_vectors(trainer.model, trainer.sampler.num_items)
         document = {"step": trainer.step, "metrics": metrics}
         checkpoint.save(self.best, tensors, document, tables, writes=self.writes)
 
@@ -296,21 +296,11 @@ def changed_keys(earlier: dict[str, Any], config: dict[str, Any]) -> Iterator[tu
     defaults["train"] |= {"sample_by": "user", "exclude_seen": "no"}
     defaults["model"] |= {"init": "random"}
     config, defaults = json.loads(json.dumps([config, defaults]))  # with lists for tuples
-    for section in ("model", "sampler", "loss", "train", "dataset"):
-        before = flat(defaults.get(section, {})) | flat(earlier.get(section, {}))
-        for key, value in flat(config.get(section, {})).items():
-            if before.get(key) != value and f"{section}.{key}" not in RESUMABLE_CHANGES:
-                yield f"{section}.{key}", before.get(key), value
-
-
-def flat(section: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, by dotted keys."""
-    if not isinstance(section, dict):
-        return {prefix: section}
-    whole: dict[str, Any] = {}
-    for key, value in section.items():
-        whole |= flat(value, f"{prefix}.{key}" if prefix else key)
-    return whole
+    before = flat(defaults) | flat(earlier)
+    for key, value in flat(config).items():
+        compared = key.startswith(SECTIONS) and key not in RESUMABLE_CHANGES
+        if compared and before.get(key) != value:
+            yield key, before.get(key), value
 
 
 def sealed_entry(
@@ -374,7 +364,7 @@ def open_run(path: Path | str, *, data: Path | str | None = None) -> SavedRun:
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise DataError(f"{path}/best does not fit the run's recipe: {reason}") from None
-    if recipe.model.own_code and not are_same(towers.eval(), tensors, dataset.num_items):
+    if recipe.model.own_code and not checkpoint.are_same(towers.eval(), tensors, dataset.num_items):
         raise DataError(
             f"the towers of {path}, {recipe.model.own_code}, give other vectors than they gave in "
             "training: their code has changed since; restore it, or train again"

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from crossbatch.config import Recipe, check_options, filled
+from crossbatch.config import ModelConfig, Recipe, check_options, filled
 from crossbatch.data.dataset.features import read_encoders
 from crossbatch.errors import ConfigError, DataError
-from crossbatch.models import ITEM_TOWERS, MODELS, ItemTower
+from crossbatch.models import ITEM_TOWERS, MODELS, ItemTower, TwoTower
 from crossbatch.models.own_towers import is_path
 from crossbatch.training import checkpoint
 from crossbatch.training.moved_rows import (
@@ -38,6 +38,7 @@ from crossbatch.training.optimizers.adam import LEVEL_STEPS
 from crossbatch.training.optimizers.row_optimizer import checked_steps
 from crossbatch.training.run_folder import (
     START,
+    RunFolder,
     best_tensors,
     open_run,
     recipe_and_dataset,
@@ -51,12 +52,9 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from crossbatch.config import ModelConfig
     from crossbatch.data import Dataset
     from crossbatch.data.dataset.encoders import Encoder
-    from crossbatch.models import TwoTower
     from crossbatch.training.optimizers import Adam
-    from crossbatch.training.run_folder import RunFolder
 
 LOG_TEMPERATURE = "user_tower.log_temperature"  # of towers that divide their queries themselves
 COMPARED = (

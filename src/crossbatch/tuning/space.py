@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossbatch.config import read_toml
+from crossbatch.config import Recipe, read_toml
 from crossbatch.errors import ConfigError
+from crossbatch.reports.journal import follow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import optuna
 
-    from crossbatch.config import Recipe
 
 RANGE_KEYS = {"low", "high", "log"}
 BANKS = (4, 9, 19, 39)  # bank sizes of the default space, in batches
@@ -95,7 +95,7 @@ class Space:
     def own(self, recipe: Recipe) -> dict[str, float | str]:
         """Return the recipe's own values where they lie in the space."""
         document = recipe.to_dict()
-        found = {key: each.own(_at(document, key)) for key, each in self.keys.items()}
+        found = {k: each.own(follow(document, *k.split("."))) for k, each in self.keys.items()}
         return {key: value for key, value in found.items() if value is not None}
 
     def check(self, recipe: Recipe) -> None:
@@ -164,11 +164,3 @@ def _parse(section: Mapping[str, Any], prefix: str) -> dict[str, Range | Choice]
         except (ConfigError, TypeError) as error:
             raise ConfigError(f"space, {key}: {error}") from None
     return keys
-
-
-def _at(document: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key, or None."""
-    value: Any = document
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value

@@ -28,8 +28,7 @@ from crossbatch.files import write_file
 from crossbatch.reports.baseline_tables import deciding_metrics
 from crossbatch.reports.formatting import NOTHING
 from crossbatch.reports.markdown import pipe_table
-from crossbatch.reproduce.folder import GridFolder
-from crossbatch.reproduce.page import write_page
+from crossbatch.reproduce.folder import GridFolder, write_page
 from crossbatch.training import DivergedError, fit
 from crossbatch.training.build import resolve
 from crossbatch.training.progress import Progress

@@ -6,7 +6,7 @@ import torch
 
 from crossbatch.config import PAPER, Recipe
 from crossbatch.data import Dataset
-from crossbatch.evaluation.distributed import ItemShards
+from crossbatch.evaluation.evaluator import ItemShards
 from crossbatch.evaluation.runs import RunEvaluator
 from crossbatch.kernels.row_gradients import sum_gradients
 from crossbatch.retrieval import ExactIndex, TopK

@@ -10,7 +10,7 @@ from .cases import BATCHES, CASES, CATALOGUES, EVALUATED, outcome, searched
 from .launching import run
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-from traffic import Shape, replicated_traffic
+from capacity import Shape, replicated_traffic
 
 WORKER = __file__.replace("test_contract", "worker")
 

@@ -16,7 +16,7 @@ import torch
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.evaluation import encode_items
-from crossbatch.evaluation.distributed import encode_together
+from crossbatch.evaluation.evaluator import encode_together
 from crossbatch.files import check_target, read_document
 from crossbatch.progress import Progress, silent
 from crossbatch.queries import feature_rows

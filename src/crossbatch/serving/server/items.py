@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from crossbatch.evaluation.popularity import BANDS, popularity_bands
+from crossbatch.evaluation.list_measures import BANDS, popularity_bands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -14,8 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from crossbatch.errors import ConfigError, Interrupted, OtherRankError, RankLostError
-from crossbatch.training.distributed.messages import LostContactError
-from crossbatch.training.distributed.ranks import Ranks
+from crossbatch.training.distributed.ranks import LostContactError, Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

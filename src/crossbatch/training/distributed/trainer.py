@@ -18,18 +18,15 @@ from crossbatch.data import Batch
 from crossbatch.models import TwoTower
 from crossbatch.negatives import Candidates, Queries
 from crossbatch.queries import feature_rows
-from crossbatch.training.distributed.gradients import GradientSums
-from crossbatch.training.distributed.messages import Gathering
-from crossbatch.training.distributed.ranks import Ranks
-from crossbatch.training.distributed.reads import ReadExchange
-from crossbatch.training.step import Trainer, squared_length
+from crossbatch.training.distributed.gradients import GradientSums, ReadExchange
+from crossbatch.training.distributed.ranks import Gathering, Ranks
+from crossbatch.training.step import Trainer, TrainingBatch, squared_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from crossbatch.training.step import TrainingBatch
 
 NOISE_STRIDE = 1 << 32  # more than any run has steps
 

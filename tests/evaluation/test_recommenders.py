@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crossbatch.evaluation import evaluate, evaluate_recommender, metrics
-from crossbatch.evaluation.popularity import Popularity
-from crossbatch.evaluation.seen import Seen
+from crossbatch.evaluation.list_measures import Popularity
+from crossbatch.evaluation.recommenders import Seen
 
 from .conftest import ToyBatch, ToyTowers
 

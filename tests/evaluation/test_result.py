@@ -14,7 +14,7 @@ from crossbatch.data import (
 )
 from crossbatch.errors import ConfigError
 from crossbatch.evaluation import Evaluation, mean_interval
-from crossbatch.evaluation.segments import by_segment, user_labels
+from crossbatch.evaluation.result import by_segment, user_labels
 
 LENGTHS = {"a": 3, "b": 6, "c": 12, "d": 25, "e": 120}
 COUNTRY = {"a": "FR", "b": "FR", "c": "PE", "d": None, "e": "PE"}

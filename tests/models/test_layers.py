@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossbatch.models.readout import hard_readout, soft_readout
+from crossbatch.models.layers import hard_readout, soft_readout
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 1000))
