@@ -42,6 +42,16 @@ def test_the_system_is_asked():
     assert not table.any()
 
 
+@pytest.mark.parametrize("shape", [(3, 4), (0, 4), (200_000, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zeros_like_another_tensor(shape, dtype):
+    found = memory.zeros_on_large_pages(torch.ones(shape, dtype=dtype))
+    assert (found.shape, found.dtype) == (torch.Size(shape), dtype)
+    assert not found.any()
+    found += 1
+    assert bool((found.clone() == 1).all())
+
+
 def test_a_system_without_them_is_left_alone(monkeypatch):
     monkeypatch.setattr(memory, "ADVICE", None)
     table = torch.empty(200_000, 64)

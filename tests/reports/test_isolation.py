@@ -37,7 +37,7 @@ try:
 except ConfigError as error:
     print(error)
 ours = {name for name in sys.modules if name.startswith("crossbatch.")}
-names = ("reports", "bootstrap", "cache", "errors", "files", "printing", "remote")
+names = ("reports", "bootstrap", "cache", "errors", "files", "printing", "progress", "remote")
 ALLOWED = tuple(f"crossbatch.{name}" for name in names)
 foreign = sorted(n for n in ours if not n.startswith(ALLOWED))
 print(foreign)

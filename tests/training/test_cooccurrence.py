@@ -48,7 +48,9 @@ def by_hand(offsets, items, num_items):
 
 
 def dense(pairs):
-    return (pairs.upper.to_dense() + pairs.lower.to_dense()).numpy()
+    half = pairs.half.to_dense()
+    assert torch.equal(pairs.transposed.to_dense(), half.T)
+    return (half + half.T).numpy()
 
 
 @pytest.mark.parametrize("at_once", [1, 40, 1 << 20])
@@ -87,12 +89,28 @@ def test_vectors_are_leading_eigenvectors():
     np.testing.assert_allclose(found @ found.T, (whole * part) @ whole.T, atol=1e-3)
 
 
+@pytest.mark.parametrize("rows", [1, 7, 1 << 14])
+def test_orthonormal_columns_span_the_same(monkeypatch, rows):
+    monkeypatch.setattr(cooccurrence, "ROWS", rows)
+    given = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    given[:, 3] = given[:, 2] + 1e-3 * given[:, 3]  # nearly the same
+    found = cooccurrence.orthonormal(given.clone()).double()
+    torch.testing.assert_close(found.T @ found, torch.eye(6).double(), rtol=0, atol=1e-5)
+    kept = found @ (found.T @ given.double())
+    torch.testing.assert_close(kept, given.double(), rtol=0, atol=1e-4)
+
+
+def test_columns_that_depend_on_others_are_no_error():
+    given = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    given = torch.cat([given, given.sum(dim=1, keepdim=True), torch.zeros(50, 1)], dim=1)
+    found = cooccurrence.orthonormal(given.clone())
+    torch.testing.assert_close(found.T @ found, torch.eye(5), rtol=0, atol=1e-5)
+
+
 def test_items_of_two_groups_lie_apart():
     rng = np.random.default_rng(3)
     items = np.concatenate([rng.integers(1, 11, 300), rng.integers(11, 21, 300)])
-    vectors = cooccurrence_vectors(
-        np.arange(0, 601, 10), items, num_items=20, dim=4, seed=0
-    ).numpy()
+    vectors = cooccurrence_vectors(near_pairs(np.arange(0, 601, 10), items, 20), 4).numpy()
     cosines = vectors[1:] @ vectors[1:].T
     assert cosines[:10, :10].min() > cosines[:10, 10:].max()
 
@@ -100,9 +118,8 @@ def test_items_of_two_groups_lie_apart():
 def test_padding_is_zero_all_others_have_length_one_and_the_seed_decides():
     # Items 8 to 10 occur nowhere; the pairs of 7 items have fewer eigenvectors than dimensions.
     offsets, items = sequences(np.random.default_rng(4), 7, [9] * 8)
-    first, again, other = (
-        cooccurrence_vectors(offsets, items, num_items=10, dim=16, seed=seed) for seed in (0, 0, 1)
-    )
+    pairs = near_pairs(offsets, items, 10)
+    first, again, other = (cooccurrence_vectors(pairs, 16, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert not first[0].any()
@@ -113,7 +130,7 @@ def test_padding_is_zero_all_others_have_length_one_and_the_seed_decides():
 @pytest.mark.parametrize("lengths", [[], [0, 0], [1, 1]])
 def test_sequences_without_pairs_leave_random_vectors(lengths):
     offsets, items = sequences(np.random.default_rng(5), 3, lengths)
-    vectors = cooccurrence_vectors(offsets, items, num_items=3, dim=8)
+    vectors = cooccurrence_vectors(near_pairs(offsets, items, 3), 8)
     torch.testing.assert_close(vectors[1:].norm(dim=1), torch.ones(3))
     assert abs(float(vectors[1] @ vectors[2])) < 1
 
@@ -130,10 +147,8 @@ def test_a_run_begins_with_them(dataset, recipe):
     said = []
     assert begin_with_vectors(model, chosen, dataset, said.append)
     assert len(said) == 1
-    offsets, items = dataset.train_sequences()
-    expected = cooccurrence_vectors(
-        offsets, items, num_items=dataset.num_items, dim=model.item_tower.table.dim
-    )
+    pairs = near_pairs(*dataset.train_sequences(), dataset.num_items)
+    expected = cooccurrence_vectors(pairs, model.item_tower.table.dim)
     assert torch.equal(model.item_tower.table.weight.detach(), expected)
     ids = torch.arange(1, dataset.num_items + 1)
     torch.testing.assert_close(model.items(ids), expected[1:])  # content is left out at first

@@ -6,6 +6,7 @@ import os
 import sys
 from functools import cache
 
+import torch
 from torch import Tensor
 
 WORTH_IT = 1 << 23  # bytes
@@ -34,6 +35,16 @@ def on_large_pages(fresh: Tensor) -> Tensor:
     return fresh
 
 
+def zeros_on_large_pages(like: Tensor) -> Tensor:
+    """Zeros of the shape, type and device of a tensor, which take no memory until written to."""
+    size = like.numel() * like.element_size()
+    if ADVICE is None or like.device.type != "cpu" or size < WORTH_IT:
+        return torch.zeros_like(like)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(ADVICE)
+    return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
+
+
 @cache
 def keep_freed_memory() -> bool:
     """Have this process reuse the memory of freed tensors up to `KEPT`; False where it does not.
@@ -48,3 +59,10 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     # Older versions of the library refuse so high a limit, and go on as before.
     return bool(mallopt and mallopt(MMAP_THRESHOLD, KEPT) and mallopt(TRIM_THRESHOLD, KEPT))
+
+
+def return_freed_memory() -> None:
+    """Give freed memory back to the system once, after work that needed more than a step does."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim:
+        trim(0)

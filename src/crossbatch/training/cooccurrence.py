@@ -1,6 +1,7 @@
 """Item vectors to begin training with, counted from which items stand near each other.
 
-    vectors = cooccurrence_vectors(*dataset.train_sequences(), num_items=dataset.num_items, dim=256)
+    pairs = near_pairs(*dataset.train_sequences(), dataset.num_items)
+    vectors = cooccurrence_vectors(pairs, dim=256)
 
 With the correction by log q, the softmax drives the score of an item towards the pointwise mutual
 information of history and item, log p(item | history) / q(item). Between two single items that
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
+from crossbatch.kernels.memory import return_freed_memory
 from crossbatch.models import EmbeddingTable, ItemTower
 from crossbatch.training.threads import using
 
@@ -35,122 +37,124 @@ if TYPE_CHECKING:
 WINDOW = 10  # places to either side that are near
 DECAY = 0.2  # a pair counts e^(−DECAY) times as much with each place between its items
 DOUBT = 1.0  # pairs of this weight count half: what was seen once may be chance
-MOST_PAIRS, FEWEST = 20_000_000, 50  # pairs kept in all, but so many of each item at least
-PAIRS = 1 << 20  # counted at once: bounds the working memory at some 50 MB
+MOST_PAIRS, FEWEST = 16_000_000, 50  # pairs kept in all, but so many of each item at least
+PAIRS = 1 << 20  # items or pairs counted at once: bounds the working memory at some 50 MB
 OVERSAMPLED, ROUNDS = 8, 3  # of the search for eigenvectors: further columns, and products
+ROWS = 1 << 14  # multiplied at once in double precision
+DEPENDENT = 1e-5  # share of a column that its predecessors leave, below which it is one of theirs
 NOISE = 0.1  # length of a random part where there are fewer eigenvectors than dimensions
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-def cooccurrence_vectors(
-    offsets: npt.NDArray[np.integer],
-    items: npt.NDArray[np.integer],
-    *,
-    num_items: int,
-    dim: int,
-    seed: int = 0,
-) -> Tensor:
-    """Unit vectors `[num_items + 1, dim]`, zeros for padding; random where nothing was counted.
-
-    Args:
-        offsets: `[U + 1]`; user u's sequence is `items[offsets[u]:offsets[u + 1]]`.
-        items: Item ids of all sequences, oldest first.
-        num_items: Ids run from 1 to this.
-        dim: Length d of the vectors.
-        seed: Of the random numbers.
-    """
+def cooccurrence_vectors(pairs: Pairs, dim: int, *, seed: int = 0) -> Tensor:
+    """Unit vectors `[num_items + 1, dim]`, zeros for padding; random where nothing was counted."""
     generator = torch.Generator().manual_seed(seed)
-    pairs = near_pairs(np.asarray(offsets, np.int64), np.asarray(items, np.int64), num_items)
     vectors = leading_vectors(pairs, dim, generator)
-    noise = torch.randn(num_items + 1, dim, generator=generator) / dim**0.5
-    counted = vectors.norm(dim=1, keepdim=True) > 0
-    vectors, missing = normalize(vectors, dim=1), dim - vectors.shape[1]
+    missing, uncounted = dim - vectors.shape[1], torch.nonzero(vectors.norm(dim=1) == 0).squeeze(1)
     if missing:  # products of zeros would stay zero in training
-        vectors = pad(vectors, (0, missing)) + NOISE * noise
-    vectors = normalize(torch.where(counted, vectors, noise), dim=1)
+        vectors = pad(normalize(vectors, dim=1), (0, missing))
+        vectors += torch.randn(vectors.shape, generator=generator).mul_(NOISE / dim**0.5)
+    vectors[uncounted] = torch.randn(len(uncounted), dim, generator=generator)
+    normalize(vectors, dim=1, out=vectors)
     vectors[0] = 0
     return vectors
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """A symmetric matrix `[n, n]` of zeros on the diagonal, by its entries above the diagonal."""
+    """A symmetric matrix `[n, n]` as the sum of another one and its transpose."""
 
     n: int
-    upper: Tensor  # sparse CSR
-    lower: Tensor  # sparse CSR, its transpose
+    half: Tensor  # sparse CSR; the columns of a row are in any order
+    transposed: Tensor  # sparse CSR
 
     def __matmul__(self, columns: Tensor) -> Tensor:
-        return self.upper @ columns + self.lower @ columns
+        return (self.half @ columns).addmm_(self.transposed, columns)
 
 
-def near_pairs(offsets: Ints, items: Ints, num_items: int) -> Pairs:
+def near_pairs(
+    offsets: npt.NDArray[np.integer], items: npt.NDArray[np.integer], num_items: int
+) -> Pairs:
     """The positive pointwise mutual information of items that stand near each other.
 
     Of large catalogues, pairs that are among the first of neither of their items are left out.
+
+    Args:
+        offsets: `[U + 1]`; user u's sequence is `items[offsets[u]:offsets[u + 1]]`.
+        items: Item ids of all sequences, oldest first.
+        num_items: Ids run from 1 to this.
     """
-    n = num_items + 1
-    neighbours = max(FEWEST, MOST_PAIRS // n)
+    n, bounds = num_items + 1, np.asarray(offsets, np.int64)
+    most = max(FEWEST, MOST_PAIRS // n)
     by_distance = np.exp(-DECAY * np.arange(WINDOW))
-    degrees = _degrees(offsets, items, n, by_distance)
-    total, low, high, values = degrees.sum(), [], [], []
-    for row, other, common in _counted(offsets, items, n, by_distance):
+    degrees = _degrees(bounds, items, n, by_distance)
+    total, count = degrees.sum(), 0
+    columns, values = np.empty(n * most, np.int32), np.empty(n * most, np.float32)
+    counts, last = np.zeros(n, np.int64), np.zeros(n, np.int64)  # of each row: kept, the last item
+    for row, other, common in _counted(bounds, items, n, by_distance):
         information = np.log(common * total / (degrees[row] * degrees[other]))
-        information *= common / (common + DOUBT)
+        information = (information * common / (common + DOUBT)).astype(np.float32)
         kept = np.flatnonzero(information > 0)
         row, other, information = row[kept], other[kept], information[kept]
         # Rows ascend: the sort stays within them.
         order = np.lexsort((other, -information, row))
-        place = np.arange(len(row)) - np.searchsorted(row, row)
-        order = order[place < neighbours]
-        row, other = row[order], other[order]
-        low.append(np.minimum(row, other).astype(np.int32))
-        high.append(np.maximum(row, other).astype(np.int32))
-        values.append(information[order].astype(np.float32))
-    # A pair that both items keep is in the list twice, with the same value.
-    first, second = (np.concatenate([np.empty(0, np.int32), *parts]) for parts in (low, high))
-    keys, where = np.unique(first * np.int64(n) + second, return_index=True)
-    value = np.concatenate([np.empty(0, np.float32), *values])[where]
-    del low, high, values, first, second
-    row, column = np.divmod(keys, n)
-    turned = np.argsort(column, kind="stable")
-    return Pairs(
-        n, _csr(row, column, value, n), _csr(column[turned], row[turned], value[turned], n)
-    )
+        order = order[np.arange(len(row)) - np.searchsorted(row, row) < most]
+        new, row = slice(count, count + len(order)), row[order]
+        columns[new], values[new], count = other[order], information[order], new.stop
+        counts[row] = np.searchsorted(row, row, side="right") - np.searchsorted(row, row)
+        last[row] = columns[new]
+    columns, values = columns[:count], values[:count]
+    ends = np.cumsum(counts)
+    least = np.where(counts == most, values[ends - 1] if count else 0, 0)
+    # What both items keep is in the matrix and in its transpose.
+    for start in range(0, count, PAIRS):
+        column, value = columns[start : start + PAIRS], values[start : start + PAIRS]
+        row = np.searchsorted(ends, np.arange(start, start + len(value)), side="right")
+        level = (value == least[column]) & (row <= last[column])
+        value[(value > least[column]) | level] /= 2
+    return Pairs(n, _csr(ends, columns, values, n), _transposed(ends, columns, values, n))
 
 
-def _degrees(offsets: Ints, items: Ints, n: int, by_distance: Floats) -> Floats:
+def _degrees(offsets: Ints, items: npt.NDArray[np.integer], n: int, by_distance: Floats) -> Floats:
     """`[n]` weights of all pairs that each item is in."""
-    degrees, last = np.zeros(n), np.repeat(offsets[1:], np.diff(offsets))
-    for distance, weight in enumerate(by_distance, start=1):
-        near = np.flatnonzero(np.arange(len(items)) + distance < last)
-        a, b = items[near], items[near + distance]
-        differ = a != b
-        degrees += weight * np.bincount(a[differ], minlength=n)
-        degrees += weight * np.bincount(b[differ], minlength=n)
+    degrees, start = np.zeros(n), 0
+    while start < len(offsets) - 1:  # a run of whole sequences
+        until = int(np.searchsorted(offsets, offsets[start] + PAIRS, side="right")) - 1
+        ends = offsets[start : max(until, start + 1) + 1]
+        some = items[ends[0] : ends[-1]].astype(np.int64)
+        last = np.repeat(ends[1:] - ends[0], np.diff(ends))
+        for distance, weight in enumerate(by_distance, start=1):
+            near = np.flatnonzero(np.arange(len(some)) + distance < last)
+            a, b = some[near], some[near + distance]
+            differ = a != b
+            degrees += weight * np.bincount(a[differ], minlength=n)
+            degrees += weight * np.bincount(b[differ], minlength=n)
+        start += len(ends) - 1
     return degrees
 
 
 def _counted(
-    offsets: Ints, items: Ints, n: int, by_distance: Floats
+    offsets: Ints, items: npt.NDArray[np.integer], n: int, by_distance: Floats
 ) -> Iterator[tuple[Ints, Ints, Floats]]:
     """Yield, for runs of items, pairs of them and other items, ascending, and their weights."""
-    starts, lengths = offsets[:-1], np.diff(offsets)
-    first, last = np.repeat(starts, lengths), np.repeat(starts + lengths, lengths)
-    order = np.argsort(items, kind="stable")
+    # There are four numbers for each interaction of the log: half the memory where they fit.
+    whole = np.int32 if len(items) < 2**31 else np.int64
+    bounds, lengths = offsets.astype(whole), np.diff(offsets)
+    first, last = np.repeat(bounds[:-1], lengths), np.repeat(bounds[1:], lengths)
+    order = np.argsort(items, kind="stable").astype(whole)
     by_item = np.concatenate([[0], np.cumsum(np.bincount(items, minlength=n))])
     distances = np.concatenate([np.arange(-WINDOW, 0), np.arange(1, WINDOW + 1)])
     item = 0
     while item < n:
         until = np.searchsorted(by_item, by_item[item] + PAIRS // len(distances), side="right") - 1
         until = min(max(int(until), item + 1), n)
-        places = order[by_item[item] : by_item[until]]
+        places = order[by_item[item] : by_item[until]].astype(np.int64)
         others = places[:, None] + distances
         inside = (others >= first[places, None]) & (others < last[places, None])
         row, which = np.nonzero(inside)
-        own, other = items[places[row]], items[others[inside]]
+        own, other = (items[at].astype(np.int64) for at in (places[row], others[inside]))
         distance = np.abs(distances[which]) - 1
         differ = own != other
         # As one number, which sorts faster; equal sets of distances have equal sums.
@@ -162,13 +166,35 @@ def _counted(
         item = until
 
 
-def _csr(row: Ints, column: Ints, value: npt.NDArray[np.float32], n: int) -> Tensor:
-    """The sparse matrix `[n, n]` of entries whose rows ascend."""
-    ends = torch.from_numpy(np.searchsorted(row, np.arange(n + 1)))
-    columns, values = torch.from_numpy(column), torch.from_numpy(value)
+def _transposed(
+    ends: Ints, columns: npt.NDArray[np.int32], values: npt.NDArray[np.float32], n: int
+) -> Tensor:
+    """The transpose of `_csr`, some rows at a time, or sorting would take most of the memory."""
+    counts = np.bincount(columns, minlength=n)
+    until, turned, moved = np.cumsum(counts), np.empty_like(columns), np.empty_like(values)
+    row = 0
+    while row < n:
+        start = until[row] - counts[row]
+        after = max(int(np.searchsorted(until, start + PAIRS, side="right")), row + 1)
+        inside = np.flatnonzero((columns >= row) & (columns < after))
+        inside = inside[np.argsort(columns[inside], kind="stable")]
+        turned[start : until[after - 1]] = np.searchsorted(ends, inside, side="right")
+        moved[start : until[after - 1]] = values[inside]
+        row = after
+    return _csr(until, turned, moved, n)
+
+
+def _csr(
+    ends: Ints, columns: npt.NDArray[np.int32], values: npt.NDArray[np.float32], n: int
+) -> Tensor:
+    """The sparse matrix `[n, n]` whose rows end at `ends`."""
+    begins = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR", UserWarning)  # that it is in beta
-        return torch.sparse_csr_tensor(ends, columns, values, (n, n), check_invariants=False)
+        return torch.sparse_csr_tensor(
+            begins, torch.from_numpy(columns), torch.from_numpy(values), (n, n),
+            check_invariants=False,
+        )  # fmt: skip
 
 
 def leading_vectors(pairs: Pairs, dim: int, generator: torch.Generator) -> Tensor:
@@ -179,13 +205,32 @@ def leading_vectors(pairs: Pairs, dim: int, generator: torch.Generator) -> Tenso
     width = min(dim + OVERSAMPLED, pairs.n)
     basis = torch.randn(pairs.n, width, generator=generator)
     for _ in range(ROUNDS):
-        basis = torch.linalg.qr(pairs @ basis)[0]
+        basis = orthonormal(pairs @ basis)
     small = basis.T @ (pairs @ basis)
     values, turn = torch.linalg.eigh((small + small.T) / 2)
     largest = torch.arange(width - 1, max(width - dim, 0) - 1, -1)
     largest = largest[values[largest] > 0]
     vectors: Tensor = basis @ (turn[:, largest] * values[largest].sqrt())
     return vectors
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """Columns `[n, w]` that span what the given ones do; in place, if these are independent.
+
+    By the Cholesky factor of their products, in double precision and a few rows at a time: a QR
+    factorisation of them needs three times the memory.
+    """
+    blocks = columns.split(ROWS)
+    products = sum((some.double().T @ some.double() for some in blocks), torch.zeros(()))
+    factor, failed = torch.linalg.cholesky_ex(products)
+    # The diagonal tells how much of a column the ones before it leave.
+    independent = factor.diagonal() > DEPENDENT * products.diagonal().sqrt()
+    if bool(failed) or not bool(independent.all()):
+        basis: Tensor = torch.linalg.qr(columns)[0]
+        return basis
+    for some in blocks:
+        some.copy_(torch.linalg.solve_triangular(factor.T, some.double(), upper=True, left=False))
+    return columns
 
 
 @torch.no_grad()
@@ -220,12 +265,10 @@ def begin_with_vectors(
     began, known = time.perf_counter(), {} if known is None else known
     if table.dim not in known:
         with using(recipe.train.threads or 1):  # sums depend on how they are split
-            known[table.dim] = cooccurrence_vectors(
-                *dataset.train_sequences(),
-                num_items=dataset.num_items,
-                dim=table.dim,
-                seed=recipe.train.seed,
-            )
+            pairs = near_pairs(*dataset.train_sequences(), dataset.num_items)
+            known[table.dim] = cooccurrence_vectors(pairs, table.dim, seed=recipe.train.seed)
+            del pairs
+        return_freed_memory()
     table.weight.copy_(known[table.dim])
     if layers is not None:
         nn.init.eye_(cast("Tensor", layers[0].weight))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from crossbatch.kernels.memory import on_large_pages
+from crossbatch.kernels.memory import zeros_on_large_pages
 from crossbatch.kernels.row_updates import AdamRates, RowUpdates
 from crossbatch.kernels.skipped_steps import SkippedSteps
 from crossbatch.training.optimizers.row_optimizer import RowOptimizer, checked_steps
@@ -53,9 +53,7 @@ class RowAdam(RowOptimizer):
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         weight = table.weight.detach()
         # m, v: [R, d]
-        self.first, self.second = (
-            on_large_pages(torch.empty_like(weight)).zero_() for _ in range(2)
-        )
+        self.first, self.second = zeros_on_large_pages(weight), zeros_on_large_pages(weight)
         # [R] last step whose update a row contains; 0 for never.
         self.touched = torch.zeros(weight.shape[0], dtype=torch.int32, device=weight.device)
         self._rate_of, self._skipped = RateOfStep(rate), SkippedSteps(rate, betas, eps)
