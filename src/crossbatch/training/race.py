@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from crossbatch.errors import Interrupted
+from crossbatch.kernels.memory import return_freed_memory
 from crossbatch.negatives import NonFiniteLossError
 from crossbatch.training.build import build_trainer, draw_batches, pick_device
 from crossbatch.training.cooccurrence import begin_with_vectors
@@ -98,8 +99,15 @@ class Race:
                 ahead = [each for each in ranked[: staying(len(ranked))] if each.value is not None]
                 further = min(2 * steps, train.max_steps)
                 if len(ahead) < 2 or further == steps or not self._fits(ahead, further):
+                    self._free()
                     return ranked
                 names, steps = [each.candidate for each in ahead], further
+
+    def _free(self) -> None:
+        """Free what the candidates took, before the winner trains."""
+        self._contenders.clear()
+        self._first_vectors.clear()
+        return_freed_memory()
 
     def cpu_seconds(self) -> float:
         """CPU seconds so far, those of earlier sessions included."""
