@@ -22,7 +22,7 @@ def three_threads(monkeypatch):
 
 def test_histories_are_cut_by_their_items(three_threads):
     stops = torch.tensor([4, 4, 5, 10, 12])
-    assert equal_histories(stops, 1) == [
+    assert equal_histories(stops, 12, 1) == [
         Part(0, 0, 1, 0, 4), Part(1, 1, 4, 4, 10), Part(2, 4, 5, 10, 12),
     ]  # fmt: skip
     assert equal_parts(7, 1) == [
@@ -35,7 +35,7 @@ def test_one_thread_and_little_work_are_one_part(three_threads, monkeypatch):
         assert equal_parts(10**6, 100) == [Part(0, 0, 10**6, 0, 10**6)]
     monkeypatch.setattr(parallel, "LEAST_NUMBERS", 100)
     assert equal_parts(19, 10) == [Part(0, 0, 19, 0, 19)]
-    assert equal_histories(torch.empty(0, dtype=torch.int64), 10) == [Part(0, 0, 0, 0, 0)]
+    assert equal_histories(torch.empty(0, dtype=torch.int64), 0, 10) == [Part(0, 0, 0, 0, 0)]
 
 
 def test_an_error_in_a_part_is_raised(three_threads):

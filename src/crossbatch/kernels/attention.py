@@ -127,7 +127,7 @@ class _Attention(torch.autograd.Function):
         d = packed.shape[1] // (3 if queries is None else 2)
         found = items.new_empty(len(asking), d)
         noise = _noise(rate, seed)
-        parts = equal_histories(stops, 3 * d)
+        parts = equal_histories(stops, items.shape[0], 3 * d)
 
         def run(part: Part) -> None:
             attend(

@@ -139,7 +139,7 @@ class _States(torch.autograd.Function):
         if not are_stops(array(stops), len(items)):
             raise ValueError("stops must rise from 0 and end at the number of items")
         final = items.new_zeros(len(stops), parameters[2].shape[0])
-        parts = equal_histories(stops, 3 * final.shape[1])
+        parts = equal_histories(stops, items.shape[0], 3 * final.shape[1])
         kept: list[Any] = [None] * len(parts)
         rows, given = items.detach(), [parameter.detach() for parameter in parameters]
 

@@ -87,7 +87,7 @@ class _RecencyMean(torch.autograd.Function):
         ctx.weights = np.empty(len(items), dtype=np.float32)  # [P]
         if not are_stops(ctx.stops, len(ctx.items)):
             raise ValueError("stops must rise from 0 and end at the number of items")
-        ctx.parts, given = equal_histories(stops, items.shape[1]), array(log_weights)
+        ctx.parts, given = equal_histories(stops, *items.shape), array(log_weights)
 
         def run(part: Part) -> None:
             _mean(ctx.items, ctx.stops, part.start, part.stop, given, ctx.weights, mean.numpy())

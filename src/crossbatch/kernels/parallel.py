@@ -42,20 +42,21 @@ class Part(NamedTuple):
 def equal_parts(rows: int, numbers: int) -> list[Part]:
     """Cut rows, each of which is `numbers` to read and write, into a part for each thread."""
     n = _how_many(rows, numbers)
+    if n == 1:
+        return [Part(0, 0, rows, 0, rows)]
     cuts = [rows * i // n for i in range(n + 1)]
     return [Part(i, *cuts[i : i + 2], *cuts[i : i + 2]) for i in range(n)]
 
 
-def equal_histories(stops: Tensor, numbers: int) -> list[Part]:
+def equal_histories(stops: Tensor, P: int, numbers: int) -> list[Part]:
     """Cut histories that end at `stops` `[B]` into parts of about as many items.
 
     Args:
         stops: int64.
+        P: Items of all histories.
         numbers: To read and write for an item.
     """
-    B = len(stops)
-    P = int(stops[-1]) if B else 0
-    n = _how_many(P, numbers)
+    B, n = stops.shape[0], _how_many(P, numbers)
     if n == 1:
         return [Part(0, 0, B, 0, P)]
     wanted = torch.tensor([P * i // n for i in range(1, n)], dtype=torch.int64)

@@ -157,7 +157,8 @@ class _Routed(torch.autograd.Function):
             raise ValueError("stops must rise from 0 and end at the number of items")
         rows, first_logits, given = array(items), array(logits), [array(x) for x in parameters]
         # Every round reads each item for every interest.
-        ctx.parts = equal_histories(stops, iterations * logits.shape[1] * found.shape[2])
+        numbers = iterations * logits.shape[1] * found.shape[2]
+        ctx.parts = equal_histories(stops, items.shape[0], numbers)
         ctx.kept = [None] * len(ctx.parts)
 
         def run(part: Part) -> None:

@@ -20,6 +20,7 @@ other side's vectors. A bank costs two matrix products and its exponentials; not
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -177,7 +178,7 @@ class _SampledSoftmax(torch.autograd.Function):
         B = columns.row_keys.shape[0]
         scale = None
         if mean and any(ctx.needs_input_grad):
-            scale = columns.own_log_q.new_full((B,), 1 / B)
+            scale = _constant(B, 1 / B, columns.own_log_q.dtype, users.device)
         with no_autocast(users.device):
             losses, gradients = _losses(ctx, scale, users, own, log_weights, *vectors)
         ctx.save_for_backward(*gradients if mean else (users, own, log_weights, *vectors))
@@ -226,9 +227,9 @@ def _losses(
         u,
         own_rows,
         parts,
-        u.new_zeros(P) if log_weights is None else as_type(log_weights, dtype),
-        torch.arange(1, P + 1, device=u.device) if ctx.stops is None else ctx.stops,
-        u.new_ones(B) if scale is None else as_type(scale, dtype),
+        _constant(P, 0.0, dtype, u.device) if log_weights is None else as_type(log_weights, dtype),
+        _one_by_one(P, u.device) if ctx.stops is None else ctx.stops,
+        _constant(B, 1.0, dtype, u.device) if scale is None else as_type(scale, dtype),
     )
     gradients = Gradients(rows, ctx.live, wanted=scale is not None)
     # Rows begin at full cache lines, or the products would take an eighth longer.
@@ -252,6 +253,19 @@ def _losses(
     ]
     of_weights = None if log_weights is None else gradients.log_weights
     return losses, (gradients.users, of_own, of_weights, *of_columns)
+
+
+# Batches are as large as the one before: what does not depend on their content is made once.
+@lru_cache(maxsize=8)
+def _constant(size: int, value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`[size]` times the same number; not to be written to."""
+    return torch.full((size,), value, dtype=dtype, device=device)
+
+
+@lru_cache(maxsize=8)
+def _one_by_one(rows: int, device: torch.device) -> Tensor:
+    """`[rows]` where the queries of each row end, if it has one; not to be written to."""
+    return torch.arange(1, rows + 1, device=device)
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:

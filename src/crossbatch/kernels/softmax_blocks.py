@@ -150,7 +150,7 @@ def softmax_blocks(
     if not rows.parts or not usable(*floats):
         _multiplied_blocks(columns, rows, gradients, size, width, losses, _plain_rows)
         return losses
-    parts = equal_histories(rows.stops, width)
+    parts = equal_histories(rows.stops, rows.u.shape[0], width)
     if len(parts) == 1:
         _compiled_blocks(columns, rows, gradients, size, width, losses)
         return losses

@@ -94,8 +94,10 @@ def mean_rows(
     means = torch.empty(offsets.shape[0], sum([table.shape[1] for table in tables]))
     sizes = torch.empty_like(offsets)
     read, numbers, n = _arrays(tables), _arrays(ids), ids[0].shape[0]
-    stops = torch.cat([offsets[1:], offsets.new_full((1,), n)])
-    parts = equal_histories(stops, means.shape[1]) if len(offsets) else [Part(0, 0, 0, 0, n)]
+    parts = [Part(0, 0, offsets.shape[0], 0, n)]
+    if torch.get_num_threads() > 1 and len(offsets):
+        stops = torch.cat([offsets[1:], offsets.new_full((1,), n)])
+        parts = equal_histories(stops, n, means.shape[1])
     found = [0 <= part.first <= part.last <= n for part in parts]
 
     def run(part: Part) -> None:

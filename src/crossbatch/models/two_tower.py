@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from crossbatch.kernels.ragged import real_entries
 from crossbatch.kernels.unit_vectors import unit_vectors
@@ -173,8 +172,12 @@ class TwoTower(nn.Module):
             return History(lambda: self.describe(distinct).index_select(0, where), stops)
         source = self.item_tower.table if self.history == "id" else self.item_tower
         mean = getattr(source, "mean" if self.history == "id" else "mean_columns", None)
-        read_mean = (lambda: mean(item_ids, pad(stops, (1, -1)))) if mean else None
-        return History(lambda: self.describe(item_ids), stops, read_mean)
+
+        def read_mean() -> Tensor:
+            begins = torch.constant_pad_nd(stops, (1, -1))
+            return cast("Callable[..., Tensor]", mean)(item_ids, begins)
+
+        return History(lambda: self.describe(item_ids), stops, read_mean if mean else None)
 
     def interests(
         self, vectors: Tensor, mask: Tensor, user_ids: Tensor | None = None

@@ -6,7 +6,7 @@ than the kernel on the few thousand weights of small towers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -45,18 +45,21 @@ class DenseAdam:
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update whatever has a gradient, and clear the gradients."""
-        moved = [i for i, p in enumerate(self.parameters) if p.grad is not None]
+        found = [(i, p.grad) for i, p in enumerate(self.parameters)]
+        moved = [i for i, gradient in found if gradient is not None]
         if not moved:
             return
-        whole = len(moved) == len(self.parameters)
-        self._counts[slice(None) if whole else moved] += 1
-        lists = (self.parameters, self.first, self.second, self.steps)
-        weights, first, second, steps = (
-            list(each) if whole else [each[i] for i in moved] for each in lists
-        )
+        gradients = [gradient for _, gradient in found if gradient is not None]
+        lists: tuple[list[Any], ...] = (self.parameters, self.first, self.second, self.steps)
+        if len(moved) == len(self.parameters):
+            self._counts += 1
+        else:
+            self._counts[moved] += 1
+            lists = tuple([each[i] for i in moved] for each in lists)
+        weights, first, second, steps = lists
         torch._fused_adamw_(
             weights,
-            [weight.grad for weight in weights if weight.grad is not None],
+            gradients,
             first,
             second,
             [],
@@ -69,7 +72,8 @@ class DenseAdam:
             eps=self.eps,
             maximize=False,
         )
-        self.forget()
+        for weight in weights:
+            weight.grad = None
 
     def forget(self) -> None:
         """Drop the gradients."""
