@@ -25,6 +25,7 @@ autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
 python_use_unqualified_type_names = True
+suppress_warnings = ["ref.python"]  # names such as `Recommender` stand in several packages
 python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 highlight_language = "text"
