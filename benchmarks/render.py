@@ -21,7 +21,6 @@ import memory
 import retrieval
 import steps_at_sizes
 import validation
-import whole_path
 from measure.report import floor_table, ratio_table, speed_line, step_table
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Document], str]]] = {
     "steps": ("steps", step_table),
     "ratios": ("steps", ratio_table),
     "sizes": ("steps_at_sizes", steps_at_sizes.markdown),
-    "whole-path": ("whole_path", whole_path.markdown),
     "growth": ("growth", growth.markdown),
     "retrieval": ("retrieval", retrieval.summary),
     "validation": ("validation", validation.markdown),
