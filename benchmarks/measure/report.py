@@ -100,7 +100,8 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def speed(rows: Mapping[str, Row]) -> Speed:
     """The machine's speed from the probes' turns."""
-    rates = {name: amount / statistics.median(rows[name].cpu) for name, amount in PROBES.items()}
+    names = ("GEMM", "copy", "exp")
+    rates = {name: PROBES[name] / statistics.median(rows[name].cpu) for name in names}
     return Speed(rates["GEMM"], rates["copy"], 1 / rates["exp"])
 
 

@@ -40,8 +40,6 @@ DOUBT = 1.0  # pairs of this weight count half: what was seen once may be chance
 MOST_PAIRS, FEWEST = 16_000_000, 50  # pairs kept in all, but so many of each item at least
 PAIRS = 1 << 20  # items or pairs counted at once: bounds the working memory at some 50 MB
 OVERSAMPLED, ROUNDS = 8, 3  # of the search for eigenvectors: further columns, and products
-ROWS = 1 << 14  # multiplied at once in double precision
-DEPENDENT = 1e-5  # share of a column that its predecessors leave, below which it is one of theirs
 NOISE = 0.1  # length of a random part where there are fewer eigenvectors than dimensions
 
 Ints = npt.NDArray[np.int64]
@@ -205,32 +203,13 @@ def leading_vectors(pairs: Pairs, dim: int, generator: torch.Generator) -> Tenso
     width = min(dim + OVERSAMPLED, pairs.n)
     basis = torch.randn(pairs.n, width, generator=generator)
     for _ in range(ROUNDS):
-        basis = orthonormal(pairs @ basis)
+        basis = torch.linalg.qr(pairs @ basis)[0]
     small = basis.T @ (pairs @ basis)
     values, turn = torch.linalg.eigh((small + small.T) / 2)
     largest = torch.arange(width - 1, max(width - dim, 0) - 1, -1)
     largest = largest[values[largest] > 0]
     vectors: Tensor = basis @ (turn[:, largest] * values[largest].sqrt())
     return vectors
-
-
-def orthonormal(columns: Tensor) -> Tensor:
-    """Columns `[n, w]` that span what the given ones do; in place, if these are independent.
-
-    By the Cholesky factor of their products, in double precision and a few rows at a time: a QR
-    factorisation of them needs three times the memory.
-    """
-    blocks = columns.split(ROWS)
-    products = sum((some.double().T @ some.double() for some in blocks), torch.zeros(()))
-    factor, failed = torch.linalg.cholesky_ex(products)
-    # The diagonal tells how much of a column the ones before it leave.
-    independent = factor.diagonal() > DEPENDENT * products.diagonal().sqrt()
-    if bool(failed) or not bool(independent.all()):
-        basis: Tensor = torch.linalg.qr(columns)[0]
-        return basis
-    for some in blocks:
-        some.copy_(torch.linalg.solve_triangular(factor.T, some.double(), upper=True, left=False))
-    return columns
 
 
 @torch.no_grad()
