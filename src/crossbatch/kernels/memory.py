@@ -57,7 +57,7 @@ def keep_freed_memory() -> bool:
     if sys.platform != "linux" or any(name in os.environ for name in CHOSEN_BY_USER):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    # Older versions of the library refuse so high a limit, and go on as before.
+    # Older versions of the library refuse so high a limit; then nothing changes.
     return bool(mallopt and mallopt(MMAP_THRESHOLD, KEPT) and mallopt(TRIM_THRESHOLD, KEPT))
 
 
