@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from crossbatch.kernels.compiler import Array, array, check_ids, compiled, np, usable
+from crossbatch.kernels.compiler import Array, array, check_ids, compiled, usable
 
 
 def real_entries(padded: Tensor) -> tuple[Tensor, Tensor]:
     """Entries of `padded` `[B, L]` int64 other than 0, end to end `[P]`, and `stops` `[B]`."""
     if padded.dim() == 2 and usable(ids=[padded]):
-        entries, stops = _real_entries(array(padded))
-        return torch.from_numpy(entries), torch.from_numpy(stops)
+        entries, stops = padded.new_empty(padded.numel()), padded.new_empty(padded.shape[0])
+        count = _real_entries(array(padded), entries.numpy(), stops.numpy())
+        return entries[:count], stops
     mask = padded != 0
     return padded[mask], mask.sum(dim=1).cumsum(dim=0)
 
@@ -44,17 +43,16 @@ def check_stops(stops: Tensor, num_rows: int) -> None:
 
 
 @compiled
-def _real_entries(padded: Array) -> Any:
-    B, L = padded.shape
-    entries, stops = np.empty(B * L, dtype=np.int64), np.empty(B, dtype=np.int64)
+def _real_entries(padded: Array, entries: Array, stops: Array) -> int:
+    """Write the entries other than 0 of rows `[B, L]` and where each row's end; their number."""
     P = 0
-    for b in range(B):
-        for t in range(L):
+    for b in range(padded.shape[0]):
+        for t in range(padded.shape[1]):
             if padded[b, t] != 0:
                 entries[P] = padded[b, t]
                 P += 1
         stops[b] = P
-    return entries[:P], stops
+    return P
 
 
 @compiled

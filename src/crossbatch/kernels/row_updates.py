@@ -61,6 +61,7 @@ class RowUpdates:
     def __init__(self, padding_row: int | None = None) -> None:
         self.padding_row = padding_row
         self._sums: RowSums | None = None  # needs NumPy, which the plain forms do not
+        self._tables = AdamTables()
 
     def adam(
         self,
@@ -83,7 +84,7 @@ class RowUpdates:
             step: Number of this step.
             rates: Of this step.
         """
-        tables = adam_arrays(weight, first, second, touched)
+        tables = self._tables.arrays(weight, first, second, touched)
         if tables is not None:
             with _ONE_AT_A_TIME:
                 count, rows, sources = self._added_up(reads, weight)
@@ -134,14 +135,34 @@ class RowUpdates:
         return self._sums.add_up(reads, *weight.shape), self._sums.rows, self._sums.sources
 
 
-def adam_arrays(
+class AdamTables:
+    """The tables of Adam as arrays for compiled code, made anew only when the tables are others."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Any, ...] = ()
+        self._arrays: tuple[Array, ...] | None = None
+
+    def arrays(
+        self, weight: Tensor, first: Tensor, second: Tensor, touched: Tensor
+    ) -> tuple[Array, ...] | None:
+        """The arrays; None where compiled code cannot write to the tables in place.
+
+        Raises:
+            ValueError: Unless moments `[R, d]` and last steps `[R]` int32 fit the weights `[R, d]`.
+        """
+        tables = (weight, first, second, touched)
+        if not usable():
+            return _adam_arrays(*tables)
+        # An array keeps its memory alive: no other table can have got the same address meanwhile.
+        known = tuple([(t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in tables])
+        if known != self._known:
+            self._known, self._arrays = known, _adam_arrays(*tables)
+        return self._arrays
+
+
+def _adam_arrays(
     weight: Tensor, first: Tensor, second: Tensor, touched: Tensor
 ) -> tuple[Array, ...] | None:
-    """The tables of Adam for compiled code; None where that cannot write to them in place.
-
-    Raises:
-        ValueError: Unless moments `[R, d]` and last steps `[R]` int32 fit the weights `[R, d]`.
-    """
     shape = weight.shape
     alike = first.shape == shape == second.shape and touched.shape == shape[:1]
     if not alike or len(shape) != 2 or touched.dtype != torch.int32:

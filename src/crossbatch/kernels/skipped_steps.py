@@ -42,7 +42,7 @@ from crossbatch.kernels.compiler import (
     check_ids,
     usable,
 )
-from crossbatch.kernels.row_updates import adam_arrays
+from crossbatch.kernels.row_updates import AdamTables
 from crossbatch.kernels.skipped_steps_compiled import catch_up
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class SkippedSteps:
         self, rate: Callable[[Tensor], Tensor], betas: tuple[float, float], eps: float
     ) -> None:
         self._rate, self.betas, self.eps = rate, betas, eps
+        self._tables = AdamTables()
         powers = torch.tensor(POWERS, dtype=torch.float64)
         self._ratio = betas[0] * betas[1] ** (powers / 2)  # ρ_k
         slowest = float(self._ratio.max())
@@ -102,7 +103,7 @@ class SkippedSteps:
             step: Step to reach.
         """
         self.reach(step)
-        tables = adam_arrays(weight, first, second, touched)
+        tables = self._tables.arrays(weight, first, second, touched)
         if tables is None or not usable(ids=[ids]):
             self._make_up(ids.unique(), weight, first, second, touched, step)
             return

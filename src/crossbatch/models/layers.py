@@ -76,10 +76,10 @@ def mlp(
         raise ValueError(f"hidden must hold layer widths of at least 1, got {list(hidden)}")
     layers: list[nn.Module] = []
     for width in hidden:
-        layers += [dense_layer(in_features, width), nn.ReLU()]
+        layers += [dense_layer(in_features, width), nn.ReLU(inplace=True)]
         in_features = width
     layers.append(dense_layer(in_features, out_features))
-    return nn.Sequential(*layers, nn.ReLU()) if relu else nn.Sequential(*layers)
+    return nn.Sequential(*layers, nn.ReLU(inplace=True)) if relu else nn.Sequential(*layers)
 
 
 def hard_readout(interests: Tensor, target: Tensor, power: float = 1.0) -> Tensor:
