@@ -14,12 +14,37 @@ except (AttributeError, RuntimeError):
     pytest.skip("needs a torch with oneDNN", allow_module_level=True)
 
 
+HAS_FASTER_LIBRARY = products.has_faster_library.__wrapped__
+
+
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     """Whatever the size, and whatever processor the tests run on."""
     torch.manual_seed(0)
     monkeypatch.setattr(products, "FEWEST_MULTIPLICATIONS", 0)
     monkeypatch.setattr(products, "has_faster_library", lambda: True)
+
+
+CPUINFO = "vendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: avx2 {flags} sha\n"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "flags", "expected"),
+    [
+        ("AuthenticAMD", 26, "avx512f", True),  # Zen 5
+        ("AuthenticAMD", 25, "avx512f", False),  # Zen 4, in two halves
+        ("AuthenticAMD", 23, "", False),
+        ("AuthenticAMD", 26, "", False),
+        ("GenuineIntel", 6, "avx512f", False),
+    ],
+)
+def test_processors_with_a_faster_library(tmp_path, monkeypatch, vendor, family, flags, expected):
+    file = tmp_path / "cpuinfo"
+    file.write_text(CPUINFO.format(vendor=vendor, family=family, flags=flags))
+    monkeypatch.setattr(products, "PROCESSOR", file)
+    assert HAS_FASTER_LIBRARY() is expected
+    file.unlink()
+    assert HAS_FASTER_LIBRARY() is False
 
 
 def assert_near(found, truth):

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from crossbatch.kernels.compiler import Array, array, check_ids, compiled, intrinsic, np
+from crossbatch.kernels.compiler import Array, array, check_ids, compiled, inlined, intrinsic, np
+from crossbatch.kernels.parallel import Part, equal_parts, run_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_Arrays = tuple[Array, Array, Array, int]
 
 SCATTER = 2_654_435_761  # an odd number near 2³²/φ: neighbours get far from each other
 FEWEST_IDS = 1024  # to have room for
@@ -94,22 +97,63 @@ class RowSums:
         num_ids = sum([read.ids.shape[0] for read in reads])
         if num_ids > len(self.rows) or self._totals.shape[1] != dim:
             self._make_room(max(2 * num_ids, FEWEST_IDS), dim)
-        self._places.fill(-1)
+        arrays = [_arrays(read, dim) for read in reads]
+        self._gradients = [each[2] for each in arrays]  # `sources` point into these until next time
+        for ids, sizes, gradient, column in arrays:
+            if len(sizes) and not _divide(sizes, gradient, column, dim, len(ids)):
+                raise IndexError(f"sizes of a read must be as many ids as it has: {len(ids)}")
+        parts = equal_parts(num_ids, 2 * dim)
+        if len(parts) == 1:
+            room, places = slice(0, num_ids), self._places[: 2 * _power_of_two(num_ids)]
+            return self._add_part(arrays, num_rows, places, room, (0, 1))
+        return self._add_parts(arrays, num_rows, parts)
+
+    def _add_parts(self, arrays: Sequence[_Arrays], num_rows: int, parts: Sequence[Part]) -> int:
+        """`add_up` where each thread has the rows that their number gives it."""
+        sizes = np.zeros(len(parts), dtype=np.int64)
+        for ids, *_ in arrays:
+            _count_owned(ids, sizes)
+        rooms, places, counts = list[slice](), list[Array](), [0] * len(parts)
+        at = start = 0
+        for size in sizes.tolist():
+            rooms.append(slice(start, start + size))
+            places.append(self._places[at : at + 2 * _power_of_two(size)])
+            start, at = start + size, at + len(places[-1])
+
+        def run(part: Part) -> None:
+            i = part.number
+            found = self._add_part(arrays, num_rows, places[i], rooms[i], (i, len(parts)))
+            counts[i] = found
+
+        run_parts(run, parts)
+        total = counts[0]
+        for room, count in zip(rooms[1:], counts[1:], strict=True):
+            some = slice(room.start, room.start + count)
+            for each in (self.rows, self.sources):
+                each[total : total + count] = each[some]
+            total += count
+        return total
+
+    def _add_part(
+        self,
+        arrays: Sequence[_Arrays],
+        num_rows: int,
+        places: Array,
+        room: slice,
+        part: tuple[int, int],
+    ) -> int:
+        """Add up the rows of one part in its room; their number."""
+        places.fill(-1)
         padding = -1 if self.padding_row is None else self.padding_row
-        self._gradients = []  # `sources` point into these until the next call
+        rows, sources, totals = self.rows[room], self.sources[room], self._totals[room]
         count = 0
-        for read in reads:
-            ids, sizes, gradient, column = _arrays(read, dim)
-            self._gradients.append(gradient)
+        for ids, sizes, gradient, column in arrays:
             count = _add_read(
                 ids, sizes, gradient, column, padding, num_rows,
-                self._places, self.rows, self.sources, self._totals, count,
+                places, rows, sources, totals, count, *part,
             )  # fmt: skip
             if count < 0:
-                raise IndexError(
-                    f"ids of a read must be rows of the table, 0 to {num_rows - 1}, and as many as "
-                    "its sizes say"
-                )
+                raise IndexError(f"ids of a read must be rows of the table, 0 to {num_rows - 1}")
         return count
 
     def totals(self, reads: Sequence[RowRead], num_rows: int, dim: int) -> tuple[Tensor, Tensor]:
@@ -122,10 +166,16 @@ class RowSums:
     def _make_room(self, num_ids: int, dim: int) -> None:
         self.rows, self.sources = np.empty((2, num_ids), dtype=np.int64)
         self._totals = np.empty((num_ids, dim), dtype=np.float32)
-        self._places = np.empty(2 ** (2 * num_ids - 1).bit_length(), dtype=np.int32)
+        # Of several parts, each has a table of a power of two.
+        self._places = np.empty(4 * _power_of_two(num_ids), dtype=np.int32)
 
 
-def _arrays(read: RowRead, dim: int) -> tuple[Array, Array, Array, int]:
+def _power_of_two(least: int) -> int:
+    """The first power of two that is not below `least`."""
+    return 1 << max(least - 1, 0).bit_length()
+
+
+def _arrays(read: RowRead, dim: int) -> _Arrays:
     """Ids, sizes or nothing, gradient and its first column that counts.
 
     Raises:
@@ -150,6 +200,34 @@ def _arrays(read: RowRead, dim: int) -> tuple[Array, Array, Array, int]:
 
 
 @compiled
+def _divide(sizes: Array, gradient: Array, column: int, d: int, num_ids: int) -> bool:
+    """Divide gradients of means by their `sizes`, in place; False if these are not `num_ids`."""
+    total = 0
+    for bag in range(sizes.shape[0]):
+        if sizes[bag] < 0:
+            return False
+        total += sizes[bag]
+        if sizes[bag] > 1:
+            share = np.float32(1 / sizes[bag])
+            for k in range(column, column + d):
+                gradient[bag, k] *= share
+    return total == num_ids
+
+
+@inlined
+def _owner(row: int, parts: int) -> int:
+    """Which of some parts a row belongs to."""
+    return (((row * SCATTER) >> 8 & 255) * parts) >> 8
+
+
+@compiled
+def _count_owned(ids: Array, sizes: Array) -> None:
+    """Add up how many ids `[n]` belong to each of the parts."""
+    for n in range(ids.shape[0]):
+        sizes[_owner(ids[n], sizes.shape[0])] += 1
+
+
+@compiled
 def _add_read(
     ids: Array,
     sizes: Array,
@@ -162,16 +240,18 @@ def _add_read(
     sources: Array,
     totals: Array,
     count: int,
+    part: int,
+    parts: int,
 ) -> int:
-    """Add one read to the distinct rows and the sums of their gradients.
+    """Add one read to the distinct rows of a part and the sums of their gradients.
 
     Most rows are read once: their sum is the gradient where it lies, and is not copied.
 
     Args:
         ids: `[n]` rows of the table.
-        sizes: `[m]` how many ids each row of `gradient` is of, or empty where every id has its own.
-        gradient: `[m, ≥ column + d]`; where there are sizes, its columns that count are divided by
-            them in place.
+        sizes: `[m]` how many ids each row of `gradient` is of, n in all, or empty where every id
+            has its own.
+        gradient: `[m, ≥ column + d]`.
         column: Its first column that counts.
         padding: Row to leave out, or −1.
         num_rows: Rows of the table.
@@ -181,29 +261,22 @@ def _add_read(
         sources: `[≥ count + n]` int64, addresses of the sums of their gradients.
         totals: `[≥ count + n, d]` memory for sums of several.
         count: Number of rows so far.
+        part: Whose rows to add.
+        parts: Of how many.
 
     Returns:
-        The number of rows; −1 for an id that is out of range, or sizes that do not add up.
+        The number of rows; −1 for an id that is out of range.
     """
     d, last_bits = totals.shape[1], places.shape[0] - 1
-    bag, left = -1, 0
+    bag, end = -1, 0
     for n in range(ids.shape[0]):
         row = ids[n]
-        while left == 0:
+        while n >= end:
             bag += 1
-            if bag >= gradient.shape[0]:
-                return -1
-            left = sizes[bag] if sizes.shape[0] else 1
-            if left < 0:
-                return -1
-            if left > 1:
-                share = np.float32(1 / left)
-                for k in range(column, column + d):
-                    gradient[bag, k] *= share
-        left -= 1
+            end += sizes[bag] if sizes.shape[0] else 1
         if not 0 <= row < num_rows:
             return -1
-        if row == padding:
+        if row == padding or (parts > 1 and _owner(row, parts) != part):
             continue
         source = gradient[bag, column : column + d]
         place = ((row * SCATTER) >> 16) & last_bits

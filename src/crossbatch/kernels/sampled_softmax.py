@@ -42,6 +42,7 @@ from crossbatch.kernels.softmax_blocks import (
     row_of_query,
     softmax_blocks,
 )
+from crossbatch.kernels.softmax_streamed import with_streamed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -217,7 +218,7 @@ def _losses(
     columns: Columns = ctx.columns
     dtype = torch.promote_types(users.dtype, torch.float32)
     u, parts = as_type(users, dtype).contiguous(), [as_type(part, dtype) for part in vectors]
-    P, B, N = u.shape[0], columns.row_keys.shape[0], columns.column_keys.shape[0]
+    P, B = u.shape[0], columns.row_keys.shape[0]
     own_rows = None  # [P, d] the own vector of each query's row
     if own is not None:
         own_rows = as_type(own, dtype)
@@ -232,6 +233,8 @@ def _losses(
         _constant(B, 1.0, dtype, u.device) if scale is None else as_type(scale, dtype),
     )
     gradients = Gradients(rows, ctx.live, wanted=scale is not None)
+    columns, rows, room = with_streamed(columns, rows, gradients, ctx.live)
+    N = columns.column_keys.shape[0]
     # Rows begin at full cache lines, or the products would take an eighth longer.
     width = (N + (own is not None) + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
     if width % MEMORY_PAGE == 0:  # rows a page apart would compete for the same places of the cache
@@ -239,7 +242,7 @@ def _losses(
     fitting = CACHED_SCORES // max(width, 1) // CACHE_LINE * CACHE_LINE
     size = ctx.block_rows or max(FEWEST_ROWS, fitting)
     rows_of_block = max(1, size * B // max(P, 1))
-    losses = softmax_blocks(columns, rows, gradients, size=rows_of_block, width=width)
+    losses = softmax_blocks(columns, rows, room, size=rows_of_block, width=width)
     if scale is None:
         return losses, ()
     of_own = gradients.own
@@ -247,9 +250,10 @@ def _losses(
         # Each row's own vector serves all its queries.
         summed = torch.zeros_like(own, dtype=dtype)
         of_own = summed.index_add_(0, row_of_query(columns, ctx.stops), of_own)
+    push = columns.push
     of_columns = [
         None if not live else gradient if factor == 1 else gradient * factor
-        for live, gradient, factor in zip(ctx.live, gradients.columns, columns.push, strict=True)
+        for live, gradient, factor in zip(ctx.live, gradients.columns, push, strict=True)
     ]
     of_weights = None if log_weights is None else gradients.log_weights
     return losses, (gradients.users, of_own, of_weights, *of_columns)

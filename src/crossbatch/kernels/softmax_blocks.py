@@ -27,6 +27,8 @@ from crossbatch.kernels.softmax_compiled import blocks, softmax_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from crossbatch.kernels.softmax_streamed import Streamed
+
 
 @dataclass(slots=True)
 class Columns:
@@ -77,6 +79,7 @@ class Rows:
         log_weights: `[P]` of the queries.
         stops: `[B]` where the queries of each row end.
         scale: `[B]` weight of each loss.
+        streamed: What the last column stands for, which has no vector then; or None.
     """
 
     u: Tensor
@@ -85,6 +88,7 @@ class Rows:
     log_weights: Tensor
     stops: Tensor
     scale: Tensor
+    streamed: Streamed | None = None
 
     def part(self, part: Part) -> Rows:
         """Some of the rows."""
@@ -96,6 +100,7 @@ class Rows:
             self.log_weights[queries],
             self.stops[part.start : part.stop] - part.first,
             self.scale[part.start : part.stop],
+            None if self.streamed is None else self.streamed.part(queries),
         )
 
 
@@ -147,7 +152,7 @@ def softmax_blocks(
     """
     losses = rows.u.new_empty(rows.stops.shape[0])
     floats = rows.u, columns.log_q, columns.own_log_q, rows.log_weights, rows.scale
-    if not rows.parts or not usable(*floats):
+    if not (rows.parts or rows.streamed) or not usable(*floats):
         _multiplied_blocks(columns, rows, gradients, size, width, losses, _plain_rows)
         return losses
     parts = equal_histories(rows.stops, rows.u.shape[0], width)
@@ -174,7 +179,7 @@ def _compiled_blocks(
     """`softmax_blocks` on one thread."""
     u, own, stops = rows.u, rows.own, rows.stops
     B, most = stops.shape[0], size
-    if worth_it(min(size, B), width, u.shape[1], u, *rows.parts):
+    if rows.streamed or worth_it(min(size, B), width, u.shape[1], u, *rows.parts):
         _multiplied_blocks(columns, rows, gradients, size, width, losses, _compiled_rows)
         return
     if u.shape[0] != B:  # several queries a row
@@ -226,7 +231,7 @@ def _multiplied_blocks(
     whole = None
     if turn is not _plain_rows:  # that one is slow in any case, and copies no columns
         # One product whose width is a multiple of 16 is faster than several.
-        whole = torch.cat([*rows.parts, u.new_zeros(width - N, u.shape[1])])
+        whole = torch.cat([*rows.parts, u.new_zeros(width - begins[-1], u.shape[1])])
     for first in range(0, B, size):
         last = min(first + size, B)
         end = int(stops[last - 1])
@@ -238,6 +243,8 @@ def _multiplied_blocks(
             scores = torch.cat([*products, some.new_zeros(len(some), width - N)], dim=1)
         if own is not None:
             scores[:, N] = torch.linalg.vecdot(some, own[start:end])
+        if rows.streamed:
+            scores[:, N - 1] = rows.streamed.logits[start:end]
         losses[first:last], gradients.log_weights[start:end] = turn(
             columns.rows(first, last),
             scores,
@@ -253,6 +260,8 @@ def _multiplied_blocks(
                 users.zero_()
                 for part, place in zip(rows.parts, begins, strict=False):
                     users.addmm_(scores[:, place : place + len(part)], part)
+            if rows.streamed:
+                users.addcmul_(rows.streamed.means[start:end], scores[:, N - 1 : N])
             _add_column_gradients(gradients.columns, begins, scores, some, first == 0)
             if own is not None and gradients.own is not None:
                 pull = scores[:, N].unsqueeze(1)

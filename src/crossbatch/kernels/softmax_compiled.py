@@ -142,6 +142,42 @@ def softmax_rows(
         start = stops[r]
 
 
+@compiled_reordered
+def fold(
+    scores: Array,
+    stops: Array,
+    log_q: Array,
+    row_keys: Array,
+    column_keys: Array,
+    exclude: Array,
+    peaks: Array,
+    masses: Array,
+    factors: Array,
+) -> None:
+    """Turn scores of a tile of columns into e^(logit − peak), in place; see `softmax_streamed`.
+
+    `peaks` `[p]` and `masses` `[p]` are the largest logit and the sum of these exponentials over
+    all tiles so far; `factors` `[p]` become what earlier exponentials are to be multiplied by.
+    """
+    _drop_matches(scores, stops, row_keys, column_keys)
+    start = 0
+    for r in range(exclude.shape[0]):
+        for p in range(start, stops[r]):
+            for c in range(exclude.shape[1]):
+                scores[p, c] = np.float32(-np.inf) if exclude[r, c] else scores[p, c]
+        start = stops[r]
+    for p in range(scores.shape[0]):
+        highest = max(peaks[p], _correct(scores[p], log_q))
+        if highest == -np.inf:  # nothing yet that counts
+            for c in range(scores.shape[1]):
+                scores[p, c] = 0
+            factors[p] = 1
+            continue
+        factors[p] = np.exp(peaks[p] - highest)
+        masses[p] = masses[p] * factors[p] + exponentials(scores[p], highest)
+        peaks[p] = highest
+
+
 @compiled
 def _drop_matches(block: Array, stops: Array, row_keys: Array, column_keys: Array) -> None:
     """−inf where a column carries the row's key; rows are chained by the last bits of theirs."""
