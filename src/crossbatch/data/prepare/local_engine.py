@@ -11,20 +11,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from crossbatch.data.prepare.context_columns import write_context_schema
-from crossbatch.data.prepare.event_columns import described_columns, event_columns, match_items
+from crossbatch.data.prepare.context_columns import context_columns, write_context_schema
+from crossbatch.data.prepare.event_columns import SessionColumn, WeightColumn
+from crossbatch.data.prepare.impressions import ImpressionColumn
 from crossbatch.data.prepare.numbering import keep_frequent, number_keys, with_counted_lengths
 from crossbatch.data.prepare.options import PrepareOptions
 from crossbatch.data.prepare.rest import write_rest
 from crossbatch.data.prepare.sequences import write_sequences
 from crossbatch.data.prepare.staged_log import StagedLog, read_log
 from crossbatch.data.readers.source import Source, Tally
+from crossbatch.errors import ConfigError
 from crossbatch.progress import Progress
 
 if TYPE_CHECKING:
     import numpy as np
     import polars as pl
 
+    from crossbatch.data.prepare.event_columns import EventColumn
     from crossbatch.data.prepare.numbering import Frequent, Numbering
     from crossbatch.data.prepare.sequences import Written
     from crossbatch.data.prepare.staged_log import ReadLog
@@ -80,7 +83,8 @@ def write_sorted(
     """Write the sequences of a staged log, merged into `written` ones, and remove the staging."""
     log = found.log
     item_keys = log.item_codes.keys.gather(numbering.item_codes)
-    match_items(log.columns, item_keys)
+    for column in log.columns:
+        column.match(item_keys)
     offsets = write_sequences(log, numbering, folder, options, progress, written)
     if options.growing:
         write_rest(folder, log, numbering, described_columns(source, options))
@@ -112,3 +116,45 @@ def accounting(frequent: Frequent, numbering: Numbering) -> dict[str, int]:
         "kept": kept,
         "filter_rounds": frequent.rounds,
     }
+
+
+def event_columns(
+    source: Source, options: PrepareOptions, staging: Path
+) -> tuple[EventColumn, ...]:
+    """Return what the dataset keeps of each interaction of a source; `staging` is for its files.
+
+    Raises:
+        ConfigError: If kinds of events have no weights, or weights no kinds.
+    """
+    if "event" in source.event_columns and options.event_weights is None:
+        raise ConfigError(
+            "the kinds of events need weights: name them with --event-weights, such as "
+            "view=0,click=1,buy=5 (0: only in histories; kinds not named are left out)"
+        )
+    if options.event_weights is not None and "event" not in source.event_columns:
+        raise ConfigError("event_weights need the column of events: name it with --event")
+    columns: list[EventColumn] = []
+    if {"event", "weight"} & set(source.event_columns):
+        columns.append(WeightColumn())
+    sessions = None
+    if "session" in source.event_columns or options.session_gap is not None:
+        named = "session" in source.event_columns
+        sessions = SessionColumn(named=named, gap=options.session_gap, growing=options.growing)
+        columns.append(sessions)
+    if "impressions" in source.event_columns:
+        columns.append(ImpressionColumn(staging))
+    elif source.shown is not None:
+        columns.append(ImpressionColumn(staging, source.shown))
+    columns += context_columns(source.context, source.clock, sessions)
+    return tuple(columns)
+
+
+def described_columns(source: Source, options: PrepareOptions) -> dict[str, Any]:
+    """Return what a source says of its events, as plain values; further days must say the same."""
+    listed = ("event", "weight", "session", "impressions")
+    columns: dict[str, Any] = {name: name in source.event_columns for name in listed}
+    columns["impressions"] |= source.shown is not None
+    columns["session_gap"] = options.session_gap
+    columns["context"] = {column.name: column.kind for column in source.context}
+    columns["clock"] = list(source.clock)
+    return {name: value for name, value in columns.items() if value}

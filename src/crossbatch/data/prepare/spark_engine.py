@@ -24,13 +24,11 @@ import polars as pl
 
 from crossbatch.data.dataset.arrays import offsets_of
 from crossbatch.data.prepare.context_columns import CodedColumn, write_context_schema
-from crossbatch.data.prepare.event_columns import event_columns
-from crossbatch.data.prepare.local_engine import SortedLog, accounting
+from crossbatch.data.prepare.local_engine import SortedLog, accounting, event_columns
 from crossbatch.data.prepare.numbering import Frequent, number_keys
 from crossbatch.data.prepare.sequences import mix, save_sequences
 from crossbatch.data.prepare.spark_log import (
     SparkLog,
-    carried,
     event_name,
     learn,
     read_log,
@@ -74,9 +72,10 @@ def sort_log(
     staging = folder.absolute() / "staging"
     staging.mkdir()
     columns = event_columns(source, options, staging)
+    carried = tuple(each for _, each in staged(columns))
     with spark_session() as session:
         progress("reading", 0, source.expected_rows)
-        log = read_log(session, source, staging / "log", tally, options, carried(columns))
+        log = read_log(session, source, staging / "log", tally, options, carried)
         learn(columns, log.summaries)
         _learn_values(columns, log.frame, staging)
         progress("filtering", 0, None)
@@ -111,7 +110,7 @@ def sort_log(
 
 def _learn_values(columns: Sequence[EventColumn], log: DataFrame, folder: Path) -> None:
     """Tell columns of text which values the log has, by first appearance, and how often each."""
-    for number, column in enumerate(staged(columns)):
+    for number, (column, _) in enumerate(staged(columns)):
         if isinstance(column, CodedColumn):
             name, place = event_name(number), folder / f"values-{number}"
             _counted(log.filter(log[name].isNotNull()), name, place)

@@ -102,8 +102,8 @@ class StagedLog:
     ) -> np.ndarray:
         """Add interactions (keys without null, microseconds) and return their users' codes."""
         user_codes, item_codes = self.user_codes.encode(users), self.item_codes.encode(items)
-        self.user_counts = _counted(self.user_counts, user_codes, len(self.user_codes))
-        self.item_counts = _counted(self.item_counts, item_codes, len(self.item_codes))
+        self.user_counts = counted(self.user_counts, user_codes, len(self.user_codes))
+        self.item_counts = counted(self.item_counts, item_codes, len(self.item_codes))
         arrays = (user_codes, item_codes, times, *columns)
         for file, array, dtype in zip(self._files, arrays, self.dtypes.values(), strict=True):
             file.write(np.ascontiguousarray(array, dtype=dtype).data)
@@ -126,7 +126,7 @@ class StagedLog:
             yield LogChunk(users, items, times, first, dict(zip(names, more, strict=True)))
 
 
-def _counted(counts: np.ndarray, codes: np.ndarray, size: int) -> np.ndarray:
+def counted(counts: np.ndarray, codes: np.ndarray, size: int) -> np.ndarray:
     """Return the counts with further codes added; new codes start at zero.  `[size]`."""
     more = np.bincount(codes, minlength=size)
     more[: len(counts)] += counts
