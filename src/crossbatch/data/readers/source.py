@@ -10,16 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from crossbatch.data.dataset.tokens import MAX_TOKENS
 from crossbatch.errors import ConfigError, DataError, out_of_memory, reason_of
 from crossbatch.remote import local_path
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KINDS = ("categorical", "multi_valued", "numeric", "text", "tokens", "sentence", "dense")
 # context that times (in UTC) and sessions tell
