@@ -16,7 +16,7 @@ from crossbatch.data.dataset.arrays import map_array, range_positions
 from crossbatch.data.dataset.encoders import Encoded, Encoder, fit
 from crossbatch.data.dataset.string_table import StringTable, write_strings
 from crossbatch.data.dataset.tokens import tokenizer_checksum
-from crossbatch.data.dataset.vectors import write_vectors
+from crossbatch.data.dataset.vectors import Vectors, write_vectors
 from crossbatch.errors import DataError
 from crossbatch.files import read_document, write_document
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from crossbatch.data.dataset.vectors import Vectors
     from crossbatch.data.readers.source import Column
 
 SCHEMA = "schema.json"

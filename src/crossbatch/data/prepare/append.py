@@ -9,16 +9,17 @@ their numbers differ: those of the dataset stay, new ones follow.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import ArrayReader
 from crossbatch.data.dataset.manifest import write_manifest
-from crossbatch.data.dataset.memory_mapped import open_dataset
+from crossbatch.data.dataset.memory_mapped import Dataset, open_dataset
 from crossbatch.data.prepare.local_engine import (
     STAGING,
     SortedLog,
@@ -36,11 +37,6 @@ from crossbatch.data.readers.source import Source, Tally
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_folder, remove_leftovers
 from crossbatch.progress import Progress, silent
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from crossbatch.data.dataset.memory_mapped import Dataset
 
 # Options that may differ from those that the dataset was prepared with.
 CHANGEABLE = frozenset({"split", "valid_share", "test_share", "test_day", "max_bad_lines"})
@@ -104,7 +100,7 @@ def append(
             "appended": [*before.get("appended", []), entry],
             # Items of each dataset before, by its checksum: those of a run that was trained on it.
             "grown_from": before.get("grown_from", {}) | {before["checksum"]: base.num_items},
-            "reading": reading(added, tally, content, before["reading"]),
+            "reading": reading(tally, content, before["reading"]),
         }
         return write_manifest(folder, manifest | parts)
 
@@ -192,8 +188,7 @@ def _merge_log(
     log.item_codes.encode(pl.Series(base.item_keys(range(1, base.num_items + 1)), dtype=pl.String))
     if rest is not None:
         log.append(rest.users, rest.items, rest.times, *rest.columns)
-    found = read_log(source, log, tally, options, progress)
-    if found.user_split is not None:
+    if read_log(source, log, tally, options, progress) is not None:
         raise DataError(f"{source.name} brings a split of its users, so it cannot be added")
     progress("filtering", 0, None)
     frequent = keep_frequent(
@@ -207,7 +202,7 @@ def _merge_log(
     numbering = number_further_keys(frequent, np.diff(base.offsets), base.num_items)
     items, times = (ArrayReader(base.path / f"{name}.npy") for name in ("items", "times"))
     written = Written(np.asarray(base.offsets), items, times, kept)
-    return write_sorted(source, folder, options, found, frequent, numbering, progress, written)
+    return write_sorted(source, folder, options, log, frequent, numbering, progress, written)
 
 
 def _files_so_far(manifest: dict[str, Any]) -> set[str]:

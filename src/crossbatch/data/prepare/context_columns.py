@@ -7,9 +7,10 @@ the time since the last one of its user, and how many of its session came before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -18,18 +19,12 @@ from crossbatch.data.dataset.arrays import ArrayWriter, SumWriter, map_array, ra
 from crossbatch.data.dataset.encoders import Encoded, Encoder, fit
 from crossbatch.data.dataset.features import SCHEMA, read_encoders, save_encoder, schema_entry
 from crossbatch.data.dataset.string_table import StringTable, write_strings
-from crossbatch.data.prepare.event_columns import Carried, EventColumn
+from crossbatch.data.prepare.event_columns import Append, Carried, EventColumn, SessionColumn
 from crossbatch.data.prepare.rest import FOLDER as REST
 from crossbatch.data.prepare.staged_log import KeyCodes, counted
 from crossbatch.data.readers.source import CLOCK, Column
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import write_document
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from crossbatch.data.prepare.event_columns import Append, SessionColumn
 
 FOLDER = "features/context"
 HOUR = 3_600 * 1_000_000  # microseconds

@@ -7,8 +7,10 @@ interaction, and writes the sorted numbers to arrays of the dataset.
 from __future__ import annotations
 
 import zlib
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -19,19 +21,13 @@ from crossbatch.data.prepare.rest import FOLDER
 from crossbatch.errors import DataError
 from crossbatch.files import read_document, write_document
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    Append = Callable[[np.ndarray], None]
-    """`append(rows)`: write the next sorted interactions, those of whole users."""
-
 MINUTE = 60 * 1_000_000  # microseconds
 FINE = 1_000_000  # weights that are no whole numbers are kept in millionths
 STATE = f"{FOLDER}/weight.json"
 MOST_TOTAL = 2.0**62  # of an int64 sum
 SEPARATOR = "|"  # of a column of lists as plain strings
+Append = Callable[[np.ndarray], None]
+"""`append(rows)`: write the next sorted interactions, those of whole users."""
 
 
 class Carried(NamedTuple):

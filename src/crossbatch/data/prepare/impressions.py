@@ -6,8 +6,10 @@ answer to a request; a column of requests in both joins them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -22,16 +24,10 @@ from crossbatch.data.dataset.arrays import (
     range_positions,
 )
 from crossbatch.data.dataset.string_table import StringTable, write_strings
-from crossbatch.data.prepare.event_columns import Carried, EventColumn
+from crossbatch.data.prepare.event_columns import Append, Carried, EventColumn
 from crossbatch.data.prepare.rest import FOLDER
 from crossbatch.data.prepare.staged_log import KeyCodes
 from crossbatch.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from crossbatch.data.prepare.event_columns import Append
 
 BUCKET_BITS = 6  # of the hashes of requests, which are sorted in buckets that fit in memory
 ENTRY = np.dtype([("request", "u8"), ("begin", "i8")])

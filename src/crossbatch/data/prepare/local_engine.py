@@ -12,12 +12,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crossbatch.data.prepare.context_columns import context_columns, write_context_schema
-from crossbatch.data.prepare.event_columns import SessionColumn, WeightColumn
+from crossbatch.data.prepare.event_columns import EventColumn, SessionColumn, WeightColumn
 from crossbatch.data.prepare.impressions import ImpressionColumn
-from crossbatch.data.prepare.numbering import keep_frequent, number_keys, with_counted_lengths
+from crossbatch.data.prepare.numbering import (
+    Frequent,
+    Numbering,
+    keep_frequent,
+    number_keys,
+    with_counted_lengths,
+)
 from crossbatch.data.prepare.options import PrepareOptions
 from crossbatch.data.prepare.rest import write_rest
-from crossbatch.data.prepare.sequences import write_sequences
+from crossbatch.data.prepare.sequences import Written, write_sequences
 from crossbatch.data.prepare.staged_log import StagedLog, read_log
 from crossbatch.data.readers.source import Source, Tally
 from crossbatch.errors import ConfigError
@@ -27,10 +33,6 @@ if TYPE_CHECKING:
     import numpy as np
     import polars as pl
 
-    from crossbatch.data.prepare.event_columns import EventColumn
-    from crossbatch.data.prepare.numbering import Frequent, Numbering
-    from crossbatch.data.prepare.sequences import Written
-    from crossbatch.data.prepare.staged_log import ReadLog
 
 STAGING = "staging"  # folder of temporary files
 
@@ -42,9 +44,7 @@ class SortedLog(NamedTuple):
     item_keys: pl.Series  # [num_items], original keys of the items 1, 2 …
     user_keys: pl.Series  # [num_users], original keys of the users
     bounds: tuple[int, int]  # where the valid and the test users begin
-    below_rating: int  # interactions left out for their rating
     accounting: dict[str, int]  # how many interactions were kept or dropped, and why
-    other_events: int = 0  # interactions left out for their kind
     context: Mapping[str, Any] = MappingProxyType({})  # of each context feature, for the manifest
 
 
@@ -59,29 +59,28 @@ def sort_log(
     staging = folder / STAGING
     staging.mkdir()
     staged = StagedLog(staging, event_columns(source, options, staging))
-    found = read_log(source, staged, tally, options, progress)
+    user_split = read_log(source, staged, tally, options, progress)
     progress("filtering", 0, None)
     frequent = keep_frequent(
         staged, options.min_item_count, options.min_user_count, core=options.core
     )
-    numbering = number_keys(frequent, options, found.user_split)
+    numbering = number_keys(frequent, options, user_split)
     if options.cold_items:
         numbering = with_counted_lengths(numbering, staged)
-    return write_sorted(source, folder, options, found, frequent, numbering, progress)
+    return write_sorted(source, folder, options, staged, frequent, numbering, progress)
 
 
 def write_sorted(
     source: Source,
     folder: Path,
     options: PrepareOptions,
-    found: ReadLog,
+    log: StagedLog,
     frequent: Frequent,
     numbering: Numbering,
     progress: Progress,
     written: Written | None = None,
 ) -> SortedLog:
     """Write the sequences of a staged log, merged into `written` ones, and remove the staging."""
-    log = found.log
     item_keys = log.item_codes.keys.gather(numbering.item_codes)
     for column in log.columns:
         column.match(item_keys)
@@ -94,9 +93,7 @@ def write_sorted(
         item_keys=item_keys,
         user_keys=log.user_codes.keys.gather(numbering.user_codes),
         bounds=numbering.bounds,
-        below_rating=found.below_rating,
         accounting=accounting(frequent, numbering),
-        other_events=found.other_events,
         context=write_context_schema(folder, log.columns),
     )
 

@@ -71,7 +71,7 @@ def prepare(
             manifest["shards"] = write_shards(folder, options.shards, len(log.item_keys))
         progress("checksums", 0, None)
         manifest["source"] = {"format": source.format, "files": checksums(source.files)}
-        manifest["reading"] = reading(log, tally, content)
+        manifest["reading"] = reading(tally, content)
         return write_manifest(folder, manifest)
 
 
@@ -106,9 +106,7 @@ def write_parts(
     }
 
 
-def reading(
-    log: SortedLog, tally: Tally, content: Tally, before: Mapping[str, Any] = {}
-) -> dict[str, Any]:
+def reading(tally: Tally, content: Tally, before: Mapping[str, Any] = {}) -> dict[str, Any]:
     """Return the manifest's account of all lines that were read, those of days before included."""
 
     def total(key: str, bad: Counter[str]) -> dict[str, int]:
@@ -117,8 +115,8 @@ def reading(
     return {
         "lines": before.get("lines", 0) + tally.lines,
         "bad_lines": total("bad_lines", tally.bad),
-        "below_rating": before.get("below_rating", 0) + log.below_rating,
-        "other_events": before.get("other_events", 0) + log.other_events,
+        "below_rating": before.get("below_rating", 0) + tally.left_out["below_rating"],
+        "other_events": before.get("other_events", 0) + tally.left_out["other_events"],
         "bad_content_lines": total("bad_content_lines", content.bad),
         "notes": [*tally.notes, *content.notes],
     }

@@ -25,7 +25,7 @@ import polars as pl
 from crossbatch.data.dataset.arrays import offsets_of
 from crossbatch.data.prepare.context_columns import CodedColumn, write_context_schema
 from crossbatch.data.prepare.local_engine import SortedLog, accounting, event_columns
-from crossbatch.data.prepare.numbering import Frequent, number_keys
+from crossbatch.data.prepare.numbering import Frequent, Numbering, number_keys
 from crossbatch.data.prepare.sequences import mix, save_sequences
 from crossbatch.data.prepare.spark_log import (
     SparkLog,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from crossbatch.data.prepare.event_columns import EventColumn
-    from crossbatch.data.prepare.numbering import Numbering
     from crossbatch.data.prepare.options import PrepareOptions
     from crossbatch.data.readers.source import Source, Tally
     from crossbatch.progress import Progress
@@ -101,9 +100,7 @@ def sort_log(
         item_keys=item_keys,
         user_keys=keys["user"].gather(numbering.user_codes).alias("key"),
         bounds=numbering.bounds,
-        below_rating=log.below_rating,
         accounting=accounting(frequent, numbering),
-        other_events=log.other_events,
         context=write_context_schema(folder, columns),
     )
 

@@ -129,8 +129,6 @@ class SparkLog(NamedTuple):
 
     frame: DataFrame
     rows: int
-    below_rating: int  # interactions left out for their rating
-    other_events: int  # interactions left out for their kind
     summaries: list[list[list[float]]]  # of each frame that was read, in the order of the log
 
 
@@ -153,8 +151,7 @@ def read_log(
         _read_parts,
         parts=source.parts,
         unit=_time_unit(source, tally),
-        min_rating=options.min_rating,
-        event_weights=options.event_weights,
+        options=options,
         carried=carried,
     )
     schema = ", ".join(f"{name} {kind}" for name, kind in _spark_types(carried).items())
@@ -176,8 +173,6 @@ def read_log(
     return SparkLog(
         frame,
         ends[-1],
-        sum(other["below_rating"] for other in tallies),
-        sum(other["other_events"] for other in tallies),
         [summary for other in tallies for summary in other["summaries"]],
     )
 
@@ -215,8 +210,7 @@ def _read_parts(
     batches: Iterator[RecordBatch],
     parts: Sequence[Part],
     unit: str,
-    min_rating: float | None,
-    event_weights: Mapping[str, float] | None,
+    options: PrepareOptions,
     carried: tuple[Carried, ...],
 ) -> Iterator[RecordBatch]:
     """Yield the interactions of the parts whose numbers come in, and a tally after each part."""
@@ -225,12 +219,9 @@ def _read_parts(
         for number in batch.column("id").to_pylist():
             tally = Tally()
             time_reader = TimeReader(unit, tally)
-            rows = below_rating = other_events = 0
-            summaries = []
+            rows, summaries = 0, []
             for frame in parts[number](tally):
-                kept, low, other = usable_events(
-                    frame, time_reader, tally, min_rating, event_weights
-                )
+                kept = usable_events(frame, time_reader, tally, options)
                 values = [each.values(kept) for each in carried]
                 summaries.append([summary for _, summary in values])
                 kept = kept.select("user", "item", "time").with_columns(
@@ -239,10 +230,8 @@ def _read_parts(
                     part=pl.lit(number),
                 )
                 yield from _records(kept, schema)
-                rows, below_rating = rows + len(kept), below_rating + low
-                other_events += other
-            counted = {"rows": rows, "below_rating": below_rating, "other_events": other_events}
-            summary = json.dumps({**tally.counted, **counted, "summaries": summaries})
+                rows += len(kept)
+            summary = json.dumps({**tally.counted, "rows": rows, "summaries": summaries})
             yield from _records(pl.DataFrame({"part": [number], "tally": [summary]}), schema)
 
 
