@@ -7,22 +7,18 @@ narwhals reads the frames of pandas, polars, pyarrow and other libraries.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from crossbatch.data import Column, ReadOptions, open_source
+from crossbatch.data import Column, ReadOptions, Source, open_source
 from crossbatch.data.readers.table import USUAL_NAMES
 from crossbatch.errors import ConfigError, DataError, reason_of
 from crossbatch.results import LIBRARIES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from crossbatch.data import Source
 
 READING = frozenset(field.name for field in fields(ReadOptions))
 
