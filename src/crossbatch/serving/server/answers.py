@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,8 +19,6 @@ from crossbatch.queries import weights_of
 from crossbatch.serving.server.messages import RecommendRequest, UnknownItem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy as np
 
     from crossbatch.serving import Bundle
