@@ -17,13 +17,11 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from crossbatch.errors import ConfigError, check_choice
 from crossbatch.recipes import recipe_path
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 T = TypeVar("T")
 DOTS = re.compile(r'\.(?=(?:[^"]*"[^"]*")*[^"]*$)')  # between the keys of a path, not in quotes

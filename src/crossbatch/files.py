@@ -22,13 +22,11 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crossbatch.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from io import BufferedReader
 
 MAX_DOCUMENT_BYTES = 16 << 20  # parsed, a document may take twenty times its size in memory
 SEAL = "seal"

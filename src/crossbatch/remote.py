@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from crossbatch.cache import cache_folder, hold, make_room
 from crossbatch.errors import ConfigError, DataError, reason_of
@@ -30,9 +31,6 @@ from crossbatch.files import (
     read_document,
 )
 from crossbatch.progress import Progress, silent
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 URL = re.compile(r"^([a-z][a-z0-9+.-]+):/{1,2}(?=[^/])")  # a `Path` keeps one of the two slashes
 MANIFESTS = ("manifest.json", "bundle.json")  # of datasets and bundles

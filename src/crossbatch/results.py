@@ -6,18 +6,30 @@ result.best_step, result.test["recall@50"], result.to_frame("pandas")
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
-from crossbatch.frames import to_native
+from crossbatch.errors import ConfigError, check_choice
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
+LIBRARIES = ("polars", "pandas", "pyarrow")
 SPLITS = ("valid", "valid_unseen", "test", "test_unseen")
 SHOWN_METRICS = ("recall@50", "ndcg@50")
+
+
+def to_native(table: pl.DataFrame, library: str) -> Any:
+    """A polars frame as one of another library."""
+    check_choice("library", library, LIBRARIES)
+    try:
+        if library == "pandas":
+            return table.to_pandas()
+        return table.to_arrow() if library == "pyarrow" else table
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"a {library} frame needs {error.name}: pip install {error.name}, or ask for polars"
+        ) from None
 
 
 class FitResult(dict[str, Any]):

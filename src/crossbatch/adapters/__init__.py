@@ -11,11 +11,8 @@ TensorBoard and MLflow are `crossbatch train --track`, Optuna is `crossbatch tun
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextmanager

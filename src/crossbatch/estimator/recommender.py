@@ -14,13 +14,13 @@ import json
 import shutil
 import tempfile
 import weakref
-from dataclasses import asdict, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from crossbatch.config import Recipe
-from crossbatch.data import PrepareOptions, append, open_dataset, prepare
+from crossbatch.data import Dataset, PrepareOptions, append, open_dataset, prepare
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.estimator.answers import Answers
 from crossbatch.estimator.frame_source import READING, FrameFacts, frame_source
@@ -37,18 +37,15 @@ from crossbatch.files import (
 from crossbatch.fitting import fit
 from crossbatch.progress import progress_bars
 from crossbatch.remote import local_path
-from crossbatch.results import FitResult
-from crossbatch.serving import open_bundle
+from crossbatch.results import FitResult, Recommendations
+from crossbatch.serving import Bundle, open_bundle
 from crossbatch.serving.bundle.export import export_bundle
 from crossbatch.training.progress import Progress, Terminal, open_trackers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from crossbatch.data import Dataset
     from crossbatch.evaluation import Evaluation
-    from crossbatch.results import Recommendations
-    from crossbatch.serving import Bundle
 
 DOCUMENT, PLAN = "recommender.json", "plan.json"
 FORMAT_VERSION = 1
@@ -64,6 +61,7 @@ RECIPE_KEYS = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class Recommender(Parameters):
     """A two-tower model of a log, with the interface of a scikit-learn estimator.
 
@@ -98,39 +96,31 @@ class Recommender(Parameters):
         verbose: Whether to show progress.
     """
 
-    def __init__(
-        self,
-        model: str = "auto",
-        *,
-        recipe: Recipe | Path | str | None = None,
-        negatives: str | None = None,
-        dim: int | None = None,
-        history_length: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        max_steps: int | None = None,
-        seed: int | None = None,
-        settings: Mapping[str, Any] | None = None,
-        user: str | None = None,
-        item: str | None = None,
-        time: str | None = None,
-        rating: str | None = None,
-        item_features: Mapping[str, str] | None = None,
-        user_features: Mapping[str, str] | None = None,
-        split: str = "leave_last_out",
-        prepare: Mapping[str, Any] | None = None,
-        filters: Sequence[str] = (),
-        folder: Path | str | None = None,
-        track: Sequence[str] = (),
-        verbose: bool = True,
-    ) -> None:
-        self.model, self.recipe, self.negatives = model, recipe, negatives
-        self.dim, self.history_length, self.batch_size = dim, history_length, batch_size
-        self.lr, self.max_steps, self.seed, self.settings = lr, max_steps, seed, settings
-        self.user, self.item, self.time, self.rating = user, item, time, rating
-        self.item_features, self.user_features = item_features, user_features
-        self.split, self.prepare, self.filters = split, prepare, filters
-        self.folder, self.track, self.verbose = folder, track, verbose
+    model: str = "auto"
+    _: KW_ONLY
+    recipe: Recipe | Path | str | None = None
+    negatives: str | None = None
+    dim: int | None = None
+    history_length: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    max_steps: int | None = None
+    seed: int | None = None
+    settings: Mapping[str, Any] | None = None
+    user: str | None = None
+    item: str | None = None
+    time: str | None = None
+    rating: str | None = None
+    item_features: Mapping[str, str] | None = None
+    user_features: Mapping[str, str] | None = None
+    split: str = "leave_last_out"
+    prepare: Mapping[str, Any] | None = None
+    filters: Sequence[str] = ()
+    folder: Path | str | None = None
+    track: Sequence[str] = ()
+    verbose: bool = True
+
+    def __post_init__(self) -> None:
         self._place: Path | None = None  # the folder, once there is a model in it
 
     def __repr__(self) -> str:

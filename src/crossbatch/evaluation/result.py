@@ -20,7 +20,7 @@ import polars as pl
 from crossbatch.bootstrap import Interval, mean_intervals, mean_of_defined
 from crossbatch.data.dataset.features import read_encoders
 from crossbatch.errors import ConfigError
-from crossbatch.frames import to_native
+from crossbatch.results import to_native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

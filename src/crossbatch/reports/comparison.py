@@ -12,8 +12,8 @@ over seeds. A gain is the relative change of the mean over the seeds that both s
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,6 @@ from crossbatch.reports.baseline_tables import BASELINE_NAMES
 from crossbatch.reports.formatting import METRIC_NAMES
 from crossbatch.reports.runs import UNSEEN, Run
 from crossbatch.reports.variants import Variant, group_runs, position, reference_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 TABLE_METRICS = ("recall", "ndcg_comirec", "ndcg", "unseen_recall", "unseen_ndcg")
 TABLE_NOTE = (

@@ -19,21 +19,18 @@ charts' style, follows the reader's light or dark setting, and has one legend be
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from crossbatch.files import write_file
 from crossbatch.reports.plots import BarChart, Line, Plot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
 
 ROUND_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -4,13 +4,11 @@
 
 Each run has a process of its own, forked from one that has imported torch once. Any number of grids
 may share a folder: a run is locked by the process that trains it, and the others pass over it until
-it is finished or free again. `GridProgress` shows one bar for all runs and one line for each run
-under way.
+it is finished or free again.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -20,13 +18,14 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crossbatch.errors import ConfigError, DataError, out_of_memory
 from crossbatch.files import read_document
+from crossbatch.progress import progress_bars
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,9 +61,13 @@ def run_grid(
     outcome = GridOutcome()
     waiting = [run for run in runs if not run.is_finished(out)]
     training: list[_Training] = []
-    progress = GridProgress(out, runs, jobs=jobs, quiet=quiet)
+
+    def say(text: str) -> None:
+        if not quiet:
+            sys.stderr.write(f"{text}\n")
+
     try:
-        with _stop_signals():
+        with progress_bars(quiet=quiet) as bars, _stop_signals():
             while waiting or training:
                 for run in list(waiting):
                     if len(training) < jobs and not in_use(out / run.folder):
@@ -76,13 +79,16 @@ def run_grid(
                     training.remove(each)
                     state, message = each.read_answer()
                     if state == DONE:
-                        progress.report_result(each.run)
+                        rest = [*(other.run for other in training), *waiting]
+                        minutes = (minutes_left(runs, rest, out) or 0.0) / jobs
+                        left = f"; about {duration_text(minutes)} left" if rest else ""
+                        say(f"{_result_line(each.run, out)}{left}")
                     elif state == IN_USE:  # another grid was faster
                         waiting.append(each.run)
                     else:
                         outcome.failed[each.run.folder] = message
-                        progress.report_failure(each.run, message)
-                progress.update([each.run for each in training], waiting)
+                        say(f"{each.run.folder} failed: {message.splitlines()[-1]}")
+                bars("runs", len(runs) - len(training) - len(waiting), len(runs))
     except KeyboardInterrupt:
         outcome.interrupted = True
     finally:
@@ -90,7 +96,6 @@ def run_grid(
             each.stop()
         for each in training:
             each.process.join()
-        progress.end()
     outcome.finished = [run for run in runs if run.is_finished(out)]
     return outcome
 
@@ -205,9 +210,6 @@ def _stop_with_the_grid() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-TAIL = 8192  # bytes at the end of a journal that surely hold its newest evaluation or step
-
-
 def minutes_left(
     runs: Sequence[PlannedRun], waiting: Sequence[PlannedRun], out: Path
 ) -> float | None:
@@ -245,77 +247,12 @@ def duration_text(minutes: float) -> str:
     return f"{int(minutes // 60)} h {int(minutes % 60)} min"
 
 
-class GridProgress:
-    """A live display on stderr of a grid that trains `jobs` runs at a time."""
-
-    def __init__(self, out: Path, runs: Sequence[PlannedRun], *, jobs: int, quiet: bool) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        from crossbatch.printing import console
-
-        self.out, self.runs, self.jobs, self.quiet = out, runs, jobs, quiet
-        self._bars = Progress(
-            TextColumn("{task.description}", style="bold", markup=False),
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}", markup=False),
-            console=console(stderr=True, quiet=quiet),
-            refresh_per_second=2,
-            disable=quiet,
-        )
-        self._all = self._bars.add_task("runs", total=len(runs), status="")
-        self._tasks: dict[str, Any] = {}
-        self._done = -1
-        self._bars.start()
-
-    def update(self, training: Sequence[PlannedRun], waiting: Sequence[PlannedRun]) -> None:
-        """Move the bars."""
-        if self.quiet:
-            return
-        done = len(self.runs) - len(training) - len(waiting)
-        if done != self._done:
-            self._done = done
-            minutes = minutes_left(self.runs, [*training, *waiting], self.out)
-            left = "" if minutes is None else f"about {duration_text(minutes / self.jobs)} left"
-            self._bars.update(self._all, completed=done, status=left)
-        for ended in set(self._tasks) - {run.folder for run in training}:
-            self._bars.remove_task(self._tasks.pop(ended))
-        for run in training:
-            train, name = run.recipe.train, run.folder
-            if name not in self._tasks:
-                self._tasks[name] = self._bars.add_task(name, total=train.max_steps, status="")
-            step, status = _latest(self.out / name / "journal.jsonl", train.metric)
-            self._bars.update(self._tasks[name], completed=step, status=status)
-
-    def report_result(self, run: PlannedRun) -> None:
-        """Print a finished run's result above the bars."""
-        result = read_document(self.out / run.folder / "result.json", "train the run again")
-        split, metric = "test" if run.test else "valid", run.recipe.train.metric
-        self._print(
-            f"{run.folder}: {split} {metric} {100 * result[split][metric]:.2f} %, best at step "
-            f"{result['best_step']:,} of {result['steps']:,}, "
-            f"{duration_text(result['convergence_minutes'])}"
-        )
-
-    def report_failure(self, run: PlannedRun, message: str) -> None:
-        """Print what went wrong above the bars."""
-        self._print(f"{run.folder} failed: {message.splitlines()[-1]}", style="red")
-
-    def end(self) -> None:
-        """Leave the bars as they are."""
-        self._bars.stop()
-
-    def _print(self, text: str, style: str = "") -> None:
-        self._bars.console.print(text, style=style, highlight=False, soft_wrap=True)
-
-
-def _latest(journal: Path, metric: str) -> tuple[int, str]:
-    """Step and newest validation metric of a run under way, from the end of its journal."""
-    step, status = 0, "before its first evaluation"
-    for line in journal.read_bytes()[-TAIL:].splitlines() if journal.is_file() else ():
-        with suppress(ValueError):  # a line that is cut off at either end
-            event = json.loads(line)
-            step = event["step"]
-            if event["event"] == "eval":
-                status = f"{metric} {100 * event['metrics'][metric]:.2f} %"
-    return step, status
+def _result_line(run: PlannedRun, out: Path) -> str:
+    """What a finished run reached, and how long it took."""
+    result = read_document(out / run.folder / "result.json", "train the run again")
+    split, metric = "test" if run.test else "valid", run.recipe.train.metric
+    return (
+        f"{run.folder}: {split} {metric} {100 * result[split][metric]:.2f} %, best at step "
+        f"{result['best_step']:,} of {result['steps']:,}, "
+        f"{duration_text(result['convergence_minutes'])}"
+    )

@@ -13,9 +13,11 @@ metric, averaged over seeds; `--settings settings.toml` then applies it.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import tomli_w
 
@@ -36,11 +38,6 @@ from crossbatch.reproduce.design import (
     strategy_title,
 )
 from crossbatch.reproduce.folder import GridFolder, write_page
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
 
 STEPS = 6000  # of a search run unless the design has a budget; its warm-up is cut in proportion
 

@@ -23,9 +23,10 @@ import math
 import operator
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -34,9 +35,6 @@ import torch
 from crossbatch.data.dataset.arrays import offsets_of
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.retrieval import Allowed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,

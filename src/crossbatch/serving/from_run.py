@@ -28,7 +28,7 @@ from crossbatch.serving.bundle.model_files import HistoryEncoder, checked_schema
 from crossbatch.serving.bundle.opening import open_bundle
 from crossbatch.serving.recommender import Recommender
 from crossbatch.serving.user_features import Profiles, feature_tables
-from crossbatch.training.run_folder import open_run
+from crossbatch.training.run_folder import SavedRun, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from crossbatch.training.run_folder import SavedRun
 
 RUN = "config.json"
 

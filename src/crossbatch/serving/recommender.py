@@ -15,8 +15,8 @@ import torch
 
 from crossbatch.errors import ConfigError
 from crossbatch.queries import Queries, weights_of
-from crossbatch.retrieval import Allowed, TopK
-from crossbatch.serving.filters import no_columns
+from crossbatch.retrieval import Allowed, Index, TopK
+from crossbatch.serving.filters import FilterColumns, no_columns
 from crossbatch.serving.user_features import NO_ENCODERS, Profiles, encode_profiles, with_profiles
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from crossbatch.data import Dataset
     from crossbatch.data.dataset.encoders import Encoder
     from crossbatch.models import TwoTower
-    from crossbatch.retrieval import Index
     from crossbatch.serving.bundle.opening import StoredCatalogue
-    from crossbatch.serving.filters import FilterColumns
 
 
 @dataclass(frozen=True, slots=True)

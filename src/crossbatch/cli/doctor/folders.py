@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crossbatch.cli.doctor.findings import Finding, note, ok, problem
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import CHECKSUMS, read_document, verify_checksums
 from crossbatch.reports.journal import read_journal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 TRAIN = "crossbatch train RECIPE --data DATASET --out RUN"
 

@@ -16,7 +16,7 @@ from crossbatch.data.dataset.arrays import map_array, range_positions
 from crossbatch.data.dataset.encoders import Encoded, Encoder, fit
 from crossbatch.data.dataset.string_table import StringTable, write_strings
 from crossbatch.data.dataset.tokens import tokenizer_checksum
-from crossbatch.data.dataset.vectors import write_vectors
+from crossbatch.data.dataset.vectors import Vectors, write_vectors
 from crossbatch.errors import DataError
 from crossbatch.files import read_document, write_document
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from crossbatch.data.dataset.vectors import Vectors
     from crossbatch.data.readers.source import Column
 
 SCHEMA = "schema.json"
@@ -57,6 +56,47 @@ class Feature:
     elsewhere: Callable[[int], tuple[Feature, int]] | None = None
 
 
+class _Folder:
+    """A new folder of features; its first `padding` rows do not count as missing content."""
+
+    def __init__(self, path: Path, padding: int) -> None:
+        path.mkdir(parents=True)
+        self._path, self._padding = path, padding
+        self.schema: dict[str, Any] = {}
+        self.summary: dict[str, dict[str, Any]] = {}
+
+    @property
+    def _stem(self) -> str:
+        return f"{len(self.schema):02d}"  # a column's name need not be a file's name
+
+    def add(self, name: str, encoder: Encoder, encoded: Encoded) -> None:
+        """Write the arrays of a feature, and its vocabulary or tokenizer."""
+        np.save(self._path / f"{self._stem}.npy", encoded.values)
+        if encoded.offsets is not None:
+            np.save(self._path / f"{self._stem}.offsets.npy", encoded.offsets)
+        save_encoder(self._path, self._stem, encoder)
+        self._describe(name, encoder, encoded.num_values, _has_value(encoded, encoder.kind))
+
+    def add_vectors(self, vectors: Vectors, keys: pl.Series, known: np.ndarray | None) -> None:
+        """Write precomputed vectors of items, over `known` ones of an earlier dataset."""
+        present = write_vectors(self._path / f"{self._stem}.npy", keys, vectors, known)
+        if not present[self._padding :].any():
+            raise DataError(f"no item has a vector {vectors.name!r}: its keys are other ones")
+        encoder = Encoder("dense", {"size": vectors.width, "name": vectors.name})
+        self._describe(vectors.name, encoder, vectors.width, present)
+
+    def _describe(self, name: str, encoder: Encoder, size: int, present: np.ndarray) -> None:
+        coverage = float(present[self._padding :].mean()) if len(present) > self._padding else 0.0
+        about = {"encoder": encoder.kind, "num_values": size, "coverage": round(coverage, 6)}
+        self.summary[name] = about
+        self.schema[name] = schema_entry(self._stem, encoder, size)
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """Write the schema; return kind, size and share of rows with a value of each feature."""
+        write_document(self._path / SCHEMA, self.schema, indent=2)
+        return self.summary
+
+
 def write_features(
     folder: Path,
     table: pl.DataFrame,
@@ -78,31 +118,19 @@ def write_features(
     Raises:
         DataError: If most values of a column cannot be of its kind.
     """
-    folder.mkdir(parents=True)
-    schema: dict[str, Any] = {}
-    summary: dict[str, dict[str, Any]] = {}
-    for number, column in enumerate(columns):
+    if not columns and not vectors:
+        return {}
+    features = _Folder(folder, padding)
+    for column in columns:
         series = table[column.name]
         encoder = fit(series, column)
-        encoded = encoder.encode(series)
         _note_unreadable(encoder, series, note)
-        stem = f"{number:02d}"  # a column's name need not be a file's name
-        _save(folder, stem, encoded, encoder)
-        schema[column.name] = schema_entry(stem, encoder, encoded.num_values)
-        present = series[padding:].is_not_null().to_numpy()
-        summary[column.name] = _summary(column.kind, encoded.num_values, present)
-    for number, each in enumerate(vectors, len(columns)):
-        if each.name in schema:
+        features.add(column.name, encoder, encoder.encode(series))
+    for each in vectors:
+        if each.name in features.schema:
             raise DataError(f"feature {each.name!r} is both a column and a file of vectors")
-        stem = f"{number:02d}"
-        present = write_vectors(folder / f"{stem}.npy", table["key"], each)[padding:]
-        if not present.any():
-            raise DataError(f"no item has a vector {each.name!r}: its keys are other ones")
-        encoder = Encoder("dense", {"size": each.width, "name": each.name})
-        schema[each.name] = schema_entry(stem, encoder, each.width)
-        summary[each.name] = _summary("dense", each.width, present)
-    write_document(folder / SCHEMA, schema, indent=2)
-    return summary
+        features.add_vectors(each, table["key"], None)
+    return features.finish()
 
 
 def schema_entry(stem: str, encoder: Encoder, num_values: int) -> dict[str, Any]:
@@ -114,11 +142,6 @@ def schema_entry(stem: str, encoder: Encoder, num_values: int) -> dict[str, Any]
         "num_values": num_values,
         "settings": encoder.settings,
     }
-
-
-def _summary(encoder: str, num_values: int, present: np.ndarray) -> dict[str, Any]:
-    coverage = round(float(present.mean()) if len(present) else 0.0, 6)
-    return {"encoder": encoder, "num_values": num_values, "coverage": coverage}
 
 
 def _note_unreadable(encoder: Encoder, column: pl.Series, note: Callable[[str], None]) -> None:
@@ -148,67 +171,45 @@ def extend_features(
 ) -> dict[str, dict[str, Any]]:
     """Write the features of `source` to a new folder, with further rows and newer content.
 
-    Ids of known values stay, values that were unknown get the ids after them.
-
-    Args:
-        folder: The folder to create.
-        source: A features folder.
-        table: A row for each old row, then for each new one.
-        given: Rows whose content the table has; others keep theirs, or have none.  `[R]`, bool.
-        note: Told of values that count as missing.
-        padding: First rows that do not count as missing content.
-        vectors: Newer vectors of features that the dataset has.
-
-    Returns:
-        As `write_features`.
+    Ids of known values stay, values that were unknown get the ids after them. `table` has a row for
+    each old row, then for each new one; it has the content of the rows `given` `[R]`, others keep
+    theirs, or have none. The other arguments and the result are those of `write_features`.
     """
-    schema, encoders, features = read_schema(source), read_encoders(source), read_features(source)
+    schema, encoders, known = read_schema(source), read_encoders(source), read_features(source)
     newer = {each.name: each for each in vectors}
     for name in newer:
-        if name not in features or features[name].kind != "dense":
+        if name not in known or known[name].kind != "dense":
             raise DataError(f"the dataset has no feature of vectors {name!r} to add to")
     if not schema:
         return {}
-    folder.mkdir(parents=True)
-    summary: dict[str, dict[str, Any]] = {}
-    for name, entry in schema.items():
-        feature, encoder = features[name], encoders[name]
-        known = Encoded(feature.values, feature.offsets, feature.num_values)
-        chosen = given if name in table.columns else np.zeros_like(given)
+    features = _Folder(folder, padding)
+    for name in schema:
+        feature, encoder = known[name], encoders[name]
         if name in newer:
-            path = folder / f"{entry['stem']}.npy"
-            write_vectors(path, table["key"], newer[name], feature.values)
-            encoded = Encoded(map_array(path), None, feature.num_values)
-        elif chosen.any():
-            column = table[name].filter(pl.Series(chosen))
+            features.add_vectors(newer[name], table["key"], feature.values)
+            continue
+        chosen, encoded = np.zeros_like(given), None
+        if name in table.columns and given.any():
+            column, chosen = table[name].filter(pl.Series(given)), given
             _note_unreadable(encoder, column, note)
             encoder = encoder.grown(column)
-            encoded = _overlaid(known, encoder.encode(column), chosen, feature)
-        else:
-            encoded = _overlaid(known, None, chosen, feature)
-        if name not in newer:
-            _save(folder, entry["stem"], encoded, encoder)
-        entry["num_values"] = encoded.num_values
-        present = _has_value(encoded, feature.kind)[padding:]
-        summary[name] = _summary(entry["encoder"], encoded.num_values, present)
-    write_document(folder / SCHEMA, schema, indent=2)
-    return summary
+            encoded = encoder.encode(column)
+        features.add(name, encoder, _overlaid(feature, encoded, chosen))
+    return features.finish()
 
 
-def _overlaid(
-    known: Encoded, newer: Encoded | None, chosen: np.ndarray, feature: Feature
-) -> Encoded:
+def _overlaid(known: Feature, newer: Encoded | None, chosen: np.ndarray) -> Encoded:
     """Rows of `newer` where `chosen` `[R]`, else those of `known`, else rows without a value."""
     if newer is not None and newer.values.shape[1:] != known.values.shape[1:]:
         raise DataError(
-            f"feature {feature.name!r} has {known.values.shape[1]} numbers a row in the dataset, "
+            f"feature {known.name!r} has {known.values.shape[1]} numbers a row in the dataset, "
             f"but {newer.values.shape[1]} in the new content"
         )
     num_values = known.num_values if newer is None else newer.num_values
     num_known = len(known.values) if known.offsets is None else len(known.offsets) - 1
     if known.offsets is None:
         values = np.zeros((len(chosen), *known.values.shape[1:]), dtype=known.values.dtype)
-        if feature.kind == "numeric":
+        if known.kind == "numeric":
             values[:, 1] = 1.0  # the flag that says it is missing
         values[:num_known] = known.values
         if newer is not None:
@@ -232,14 +233,6 @@ def _has_value(encoded: Encoded, kind: str) -> np.ndarray:
     if kind == "numeric":
         return np.asarray(encoded.values[:, 1] == 0)
     return np.asarray((encoded.values != 0).reshape(len(encoded.values), -1).any(axis=1))
-
-
-def _save(folder: Path, stem: str, encoded: Encoded, encoder: Encoder) -> None:
-    """Write the arrays of a feature, and its vocabulary or tokenizer."""
-    np.save(folder / f"{stem}.npy", encoded.values)
-    if encoded.offsets is not None:
-        np.save(folder / f"{stem}.offsets.npy", encoded.offsets)
-    save_encoder(folder, stem, encoder)
 
 
 def save_encoder(folder: Path, stem: str, encoder: Encoder) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from crossbatch.data.dataset.samples import Draw
+from crossbatch.data.dataset.samples import Draw, Events
 from crossbatch.data.dataset.string_table import StringTable
 from crossbatch.errors import DataError
 from crossbatch.files import (
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from crossbatch.data.dataset.features import Feature
     from crossbatch.data.dataset.memory_mapped import Dataset
-    from crossbatch.data.dataset.samples import Events
     from crossbatch.data.dataset.shards import Shard
 
 FORMAT_VERSION = 1

@@ -20,7 +20,7 @@ from crossbatch.data.dataset.manifest import (
     check_shard,
     read_manifest,
 )
-from crossbatch.data.dataset.samples import Draw, Events, Training, no_samples, read_events
+from crossbatch.data.dataset.samples import Draw, Events, Samples, Training, no_samples, read_events
 from crossbatch.data.dataset.shards import FOLDER as SHARDS
 from crossbatch.data.dataset.shards import ShardFiles, Shards
 from crossbatch.data.dataset.string_table import Keys
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from crossbatch.data.dataset.samples import Samples
 
 SPLIT_NAMES = ("valid", "test")
 HISTORIES = ("all", "session")

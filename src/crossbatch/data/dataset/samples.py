@@ -6,13 +6,16 @@ target that are drawn from them, and `Samples.law` says how likely each item is 
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from crossbatch.data.dataset.arrays import (
+    ArrayReader,
     map_array,
     offsets_of,
     range_positions,
@@ -21,12 +24,6 @@ from crossbatch.data.dataset.arrays import (
     user_runs,
 )
 from crossbatch.errors import ConfigError, check_choice
-
-if TYPE_CHECKING:
-    from collections.abc import Container
-    from pathlib import Path
-
-    from crossbatch.data.dataset.arrays import ArrayReader
 
 SAMPLE_BY = ("user", "interaction")
 SUMMED_ROWS = 2_000_000  # another number would round the sampling law differently

@@ -11,7 +11,7 @@ most two shards for a run: the one that is read and the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,16 +25,14 @@ from crossbatch.cache import NoRoomError, release, remove_unused
 from crossbatch.data.dataset.arrays import map_array, offsets_of
 from crossbatch.data.dataset.features import Feature, read_features
 from crossbatch.data.dataset.manifest import check_listed
-from crossbatch.data.dataset.samples import Draw, Events, Training, no_samples, read_events
+from crossbatch.data.dataset.samples import Draw, Events, Samples, Training, no_samples, read_events
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.remote import fetch_part
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
     from pathlib import Path
 
     from crossbatch.data.dataset.batches import Batch
-    from crossbatch.data.dataset.samples import Samples
 
 FOLDER = "shards"
 MOST_SHARDS = 4_096

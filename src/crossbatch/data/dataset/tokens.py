@@ -10,19 +10,17 @@ It is data: reading it runs no code.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from crossbatch.data.dataset.arrays import offsets_of
 from crossbatch.errors import ConfigError, DataError, needs_extra, reason_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 MAX_TOKENS = 64  # of a text, by default: titles are far shorter
 TRAINED_SIZE = 8_192  # most tokens of a tokenizer that is trained on the catalogue

@@ -10,19 +10,16 @@ catalogue's vectors are never in memory as a whole, neither here nor in training
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import map_array
 from crossbatch.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 PIECE = 4_096  # vectors at a time
 LARGEST = float(np.finfo(np.float16).max)
@@ -66,8 +63,8 @@ def write_vectors(
 ) -> np.ndarray:
     """Write a `.npy` with a row for each key `[R]`, float16; zeros where there is no vector.
 
-    Returns which rows were found in `vectors`, `[R]` bool. The rows of an earlier dataset, `known`,
-    stay where there is no newer vector.
+    Returns which rows have one, `[R]` bool. Where there is no newer vector, the rows of an earlier
+    dataset, `known`, stay.
     """
     if known is not None and known.shape[1] != vectors.width:
         raise DataError(
@@ -76,11 +73,12 @@ def write_vectors(
         )
     shape = (len(keys), vectors.width)
     out = np.lib.format.open_memmap(path, mode="w+", dtype="<f2", shape=shape)
+    found = np.zeros(len(keys), dtype=bool)
     if known is not None:
         for first in range(0, len(known), PIECE):
             piece = known[first : first + PIECE]
             out[first : first + len(piece)] = piece
-    found = np.zeros(len(keys), dtype=bool)
+            found[first : first + len(piece)] = (piece != 0).any(axis=1)
     for rows, values in vectors.pieces(keys):
         if not (np.abs(values) <= LARGEST).all():
             bad = values[~(np.abs(values) <= LARGEST)][0]

@@ -6,7 +6,7 @@ The stages in the order they run; `pipeline.prepare` calls them:
 2. `numbering` drops rare items and users and gives the others their final ids;
 3. `sequences` sorts each user's interactions by time, out of memory;
 4. `splits` divides the sequences into training, validation and test parts;
-5. `pipeline` writes the parts, the items' frequencies, keys, titles, features and the manifest.
+5. `pipeline` writes the parts and the manifest, `content` keys, titles and features.
 
 `write_shards` then divides the training sequences, where asked.
 `local_engine` runs stages 1 to 3 on this machine, `spark_engine` on a Spark cluster.

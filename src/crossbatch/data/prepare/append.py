@@ -9,25 +9,27 @@ their numbers differ: those of the dataset stay, new ones follow.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import ArrayReader
-from crossbatch.data.dataset.features import extend_features
 from crossbatch.data.dataset.manifest import write_manifest
-from crossbatch.data.dataset.memory_mapped import open_dataset
-from crossbatch.data.dataset.string_table import write_strings
-from crossbatch.data.dataset.vectors import open_vectors
-from crossbatch.data.prepare.event_columns import described_columns, event_columns
-from crossbatch.data.prepare.local_engine import STAGING, SortedLog, write_sorted
+from crossbatch.data.dataset.memory_mapped import Dataset, open_dataset
+from crossbatch.data.prepare.local_engine import (
+    STAGING,
+    SortedLog,
+    described_columns,
+    event_columns,
+    write_sorted,
+)
 from crossbatch.data.prepare.numbering import keep_frequent, number_further_keys
 from crossbatch.data.prepare.options import PrepareOptions
-from crossbatch.data.prepare.pipeline import aligned, checksums, reading, write_parts
+from crossbatch.data.prepare.pipeline import checksums, reading, write_parts
 from crossbatch.data.prepare.rest import COLUMNS, FOLDER, kept_columns, read_described, read_rest
 from crossbatch.data.prepare.sequences import Written
 from crossbatch.data.prepare.staged_log import StagedLog, read_log
@@ -35,12 +37,6 @@ from crossbatch.data.readers.source import Source, Tally
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_folder, remove_leftovers
 from crossbatch.progress import Progress, silent
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from crossbatch.data.dataset.memory_mapped import Dataset
-    from crossbatch.data.readers.source import Table
 
 # Options that may differ from those that the dataset was prepared with.
 CHANGEABLE = frozenset({"split", "valid_share", "test_share", "test_day", "max_bad_lines"})
@@ -88,8 +84,7 @@ def append(
     tally, content = Tally(chosen.max_bad_lines), Tally(chosen.max_bad_lines)
     with atomic_folder(Path(out), overwrite=overwrite) as folder:
         added = _merge_log(base, source, folder, chosen, tally, progress)
-        write_content = partial(_write_content, base, folder, source, added, content, progress)
-        parts = write_parts(folder, added, chosen, write_content)
+        parts = write_parts(folder, added, chosen, source, content, progress, base)
         progress("checksums", 0, None)
         before = base.manifest
         entry = {
@@ -105,7 +100,7 @@ def append(
             "appended": [*before.get("appended", []), entry],
             # Items of each dataset before, by its checksum: those of a run that was trained on it.
             "grown_from": before.get("grown_from", {}) | {before["checksum"]: base.num_items},
-            "reading": reading(added, tally, content, before["reading"]),
+            "reading": reading(tally, content, before["reading"]),
         }
         return write_manifest(folder, manifest | parts)
 
@@ -193,8 +188,7 @@ def _merge_log(
     log.item_codes.encode(pl.Series(base.item_keys(range(1, base.num_items + 1)), dtype=pl.String))
     if rest is not None:
         log.append(rest.users, rest.items, rest.times, *rest.columns)
-    found = read_log(source, log, tally, options, progress)
-    if found.user_split is not None:
+    if read_log(source, log, tally, options, progress) is not None:
         raise DataError(f"{source.name} brings a split of its users, so it cannot be added")
     progress("filtering", 0, None)
     frequent = keep_frequent(
@@ -208,48 +202,7 @@ def _merge_log(
     numbering = number_further_keys(frequent, np.diff(base.offsets), base.num_items)
     items, times = (ArrayReader(base.path / f"{name}.npy") for name in ("items", "times"))
     written = Written(np.asarray(base.offsets), items, times, kept)
-    return write_sorted(source, folder, options, found, frequent, numbering, progress, written)
-
-
-def _write_content(
-    base: Dataset, folder: Path, source: Source, added: SortedLog, tally: Tally, progress: Progress
-) -> dict[str, Any]:
-    """Write keys, titles and features of items (row 0 = padding) and users."""
-    progress("content", 0, None)
-    padded = pl.concat([pl.Series("key", [None], dtype=pl.String), added.item_keys.alias("key")])
-    users = added.user_keys.alias("key")
-    write_strings(folder, "item_keys", padded)
-    write_strings(folder, "user_keys", users)
-    table, given = _table(padded, source.item_table, "items", tally)
-    if base.title_table is not None:
-        titles = pl.Series(base.title_table.tolist(), dtype=pl.String)
-        titles = titles.extend_constant("", len(padded) - len(titles))
-        if source.title is not None and source.title in table.columns:
-            newer = table[source.title].cast(pl.String).fill_null("")
-            titles = newer.zip_with(pl.Series(given), titles)
-        write_strings(folder, "item_titles", titles)
-    old, new, note = base.path / "features", folder / "features", tally.notes.append
-    vectors = [open_vectors(name, path) for name, path in source.item_vectors.items()]
-    items = extend_features(
-        new / "items", old / "items", table, given, note, padding=1, vectors=vectors
-    )
-    table, given = _table(users, source.user_table, "users", tally)
-    return {
-        "items": items,
-        "users": extend_features(new / "users", old / "users", table, given, note),
-    }
-
-
-def _table(
-    keys: pl.Series, read: Table | None, what: str, tally: Tally
-) -> tuple[pl.DataFrame, np.ndarray]:
-    """A row of the source's content for each key, and whether it has one.  `[len(keys)]`, bool."""
-    if read is None:
-        return pl.DataFrame({"key": keys}), np.zeros(len(keys), dtype=bool)
-    found = read(keys.drop_nulls(), tally)
-    there = found["key"].cast(pl.String).implode()
-    given = keys.is_in(there).fill_null(value=False).to_numpy()
-    return aligned(keys, found, what, tally), given
+    return write_sorted(source, folder, options, log, frequent, numbering, progress, written)
 
 
 def _files_so_far(manifest: dict[str, Any]) -> set[str]:

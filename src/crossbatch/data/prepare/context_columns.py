@@ -7,28 +7,24 @@ the time since the last one of its user, and how many of its session came before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import ArrayWriter, SumWriter, map_array, range_positions
-from crossbatch.data.dataset.encoders import Encoded, Encoder, clean_text, fit
+from crossbatch.data.dataset.encoders import Encoded, Encoder, fit
 from crossbatch.data.dataset.features import SCHEMA, read_encoders, save_encoder, schema_entry
 from crossbatch.data.dataset.string_table import StringTable, write_strings
+from crossbatch.data.prepare.event_columns import Append, Carried, EventColumn, SessionColumn
 from crossbatch.data.prepare.rest import FOLDER as REST
-from crossbatch.data.prepare.staged_log import KeyCodes
+from crossbatch.data.prepare.staged_log import KeyCodes, counted
 from crossbatch.data.readers.source import CLOCK, Column
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import write_document
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from crossbatch.data.prepare.event_columns import Append, EventColumn, SessionColumn
 
 FOLDER = "features/context"
 HOUR = 3_600 * 1_000_000  # microseconds
@@ -58,23 +54,17 @@ def context_columns(
     return columns
 
 
-class ContextColumn:
+class ContextColumn(EventColumn):
     """A context column: its encoder and how many rows had a value are known once it is written."""
 
-    dtype: Any = None
+    kind = "text"  # of what is carried
 
     def __init__(self, number: int, column: Column) -> None:
         self.name, self.stem, self.column = f"context{number}", f"{number:02d}", column
+        self.carried = Carried(f"context.{column.name}", self.kind, column.separator)
         self.encoder = Encoder("categorical", {})
         self.earlier: Encoder | None = None  # of the days before: its numbers keep their meaning
         self.num_values = self.present = self.rows = 0
-
-    def staged(self, frame: pl.DataFrame) -> np.ndarray:
-        """Return the numbers of usable rows of the log.  `[n]`, `dtype`."""
-        raise NotImplementedError
-
-    def keep(self, dataset: Path) -> None:
-        """Write what further days need beside the encoder."""
 
     def resume(self, dataset: Path) -> None:
         """Read the encoder of the days before, and what was kept."""
@@ -98,50 +88,18 @@ class ContextColumn:
         return schema_entry(self.stem, self.encoder, self.num_values)
 
 
-def read_numbers(given: pl.Series) -> tuple[np.ndarray, list[float]]:
-    """Return numbers, NaN where there is none, and a summary.
-
-    That is how many there are, their mean, the sum of their squared distances from it, and how many
-    values are no numbers.
-    """
-    cast = given.cast(pl.Float64, strict=False)
-    numbers = np.array(cast.to_numpy(), dtype=np.float64)
-    numbers[~(np.abs(numbers) < np.finfo(np.float32).max)] = np.nan
-    known = numbers[np.isfinite(numbers)]
-    mean, squares = (known.mean(), known.var() * len(known)) if len(known) else (0.0, 0.0)
-    unreadable = cast.null_count() - given.null_count()
-    return numbers, [float(len(known)), float(mean), float(squares), float(unreadable)]
-
-
-def text_values(column: pl.Series, separator: str) -> pl.Series:
-    """Return values as text, the parts of lists between separators; null where there is none."""
-    if column.dtype == pl.List:
-        column = column.cast(pl.List(pl.String)).list.join(separator)
-    return clean_text(column)
-
-
 class NumericColumn(ContextColumn):
     """Numbers, standardised by the mean and deviation of the whole log, and a missing flag."""
 
-    dtype = np.float64
+    dtype, kind = np.float64, "number"
 
     def __init__(self, number: int, column: Column) -> None:
         super().__init__(number, column)
         self._count, self._mean, self._squares, self._unreadable = 0, 0.0, 0.0, 0
         self.num_values = 2
 
-    def staged(self, frame: pl.DataFrame) -> np.ndarray:
-        """Return the numbers, NaN where there is none.  `[n]`, float64."""
-        numbers, summary = read_numbers(frame[f"context.{self.column.name}"])
-        self.learn(summary)
-        return numbers
-
-    def numbers(self, frame: pl.DataFrame) -> np.ndarray:
-        """Return the numbers of rows, and learn nothing of them.  `[n]`, float64."""
-        return read_numbers(frame[f"context.{self.column.name}"])[0]
-
     def learn(self, summary: list[float]) -> None:
-        """Take account of numbers by the summary of `read_numbers`."""
+        """Learn number, mean and deviation of the numbers."""
         size, mean, squares, unreadable = summary
         self._unreadable += int(unreadable)
         if size:  # mean and squares of two sets together (Chan et al.)
@@ -180,19 +138,15 @@ class CodedColumn(ContextColumn):
         self._codes, self._counts = KeyCodes(), np.zeros(0, dtype=np.int64)
 
     def staged(self, frame: pl.DataFrame) -> np.ndarray:
-        """Return the codes of the values, −1 where there is none.  `[n]`, int32."""
-        codes = self.numbers(frame)
-        counts = np.bincount(codes[codes >= 0], minlength=len(self._codes))
-        counts[: len(self._counts)] += self._counts
-        self._counts = counts
+        """Return the codes of the values, and count them."""
+        codes = super().staged(frame)
+        self._counts = counted(self._counts, codes[codes >= 0], len(self._codes))
         return codes
 
-    def numbers(self, frame: pl.DataFrame) -> np.ndarray:
-        """Return the codes of rows without counting them.  `[n]`, int32."""
-        values = text_values(frame[f"context.{self.column.name}"], self.column.separator)
-        there = values.is_not_null().to_numpy()
+    def numbers(self, values: pl.Series) -> np.ndarray:
+        """Return the codes of values without counting them, −1 for none.  `[n]`, int32."""
         codes = np.full(len(values), -1, dtype=np.int32)
-        codes[there] = self._codes.encode(values.drop_nulls())
+        codes[values.is_not_null().to_numpy()] = self._codes.encode(values.drop_nulls())
         return codes
 
     def learn_values(self, values: pl.Series, counts: np.ndarray) -> None:
@@ -259,7 +213,7 @@ class ClockColumn(ContextColumn):
 
     def __init__(self, number: int, column: Column, sessions: SessionColumn | None) -> None:
         super().__init__(number, column)
-        self._sessions = sessions
+        self.carried, self._sessions = None, sessions
 
     @contextmanager
     def _arrays(self, path: Path, total: int) -> Iterator[Append]:

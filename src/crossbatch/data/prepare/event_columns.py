@@ -7,50 +7,100 @@ interaction, and writes the sorted numbers to arrays of the dataset.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import ArrayWriter, SumWriter
-from crossbatch.data.prepare.context_columns import context_columns
-from crossbatch.data.prepare.impressions import ImpressionColumn
+from crossbatch.data.dataset.encoders import clean_text
 from crossbatch.data.prepare.rest import FOLDER
-from crossbatch.errors import ConfigError, DataError
+from crossbatch.errors import DataError
 from crossbatch.files import read_document, write_document
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from crossbatch.data.prepare.options import PrepareOptions
-    from crossbatch.data.readers.source import Source
 
 MINUTE = 60 * 1_000_000  # microseconds
 FINE = 1_000_000  # weights that are no whole numbers are kept in millionths
 STATE = f"{FOLDER}/weight.json"
 MOST_TOTAL = 2.0**62  # of an int64 sum
+SEPARATOR = "|"  # of a column of lists as plain strings
 Append = Callable[[np.ndarray], None]
 """`append(rows)`: write the next sorted interactions, those of whole users."""
 
 
-class EventColumn(Protocol):
-    """A column of the log that the dataset keeps for every interaction."""
+class Carried(NamedTuple):
+    """The values that an event column needs of each interaction; a cluster's workers read them."""
 
-    @property
-    def name(self) -> str:
-        """Of the field among sorted rows."""
+    name: str  # of the source's column
+    kind: str  # "weight", "number", "text", "key" or "list"
+    separator: str = ""  # of the parts of a list, for "text"
 
-    @property
-    def dtype(self) -> Any:
-        """Of what is staged; None if nothing is."""
+    def values(self, frame: pl.DataFrame) -> tuple[pl.Series, list[float]]:
+        """Return the values of usable rows, and what is to be learned of them."""
+        column = frame[self.name]
+        if self.kind == "weight":  # whether they are whole numbers, and their sum
+            weights = column.to_numpy()
+            return column, [float((weights == np.rint(weights)).all()), float(weights.sum())]
+        if self.kind == "number":
+            return _numbers(column)
+        if self.kind == "list":
+            lists = column
+            if column.dtype != pl.List:
+                lists = column.cast(pl.String).str.split(SEPARATOR)
+            return lists.cast(pl.List(pl.String)).fill_null([]), []
+        if self.kind == "text":
+            if column.dtype == pl.List:
+                column = column.cast(pl.List(pl.String)).list.join(self.separator)
+            return clean_text(column), []
+        return column.cast(pl.String), []
+
+
+def _numbers(given: pl.Series) -> tuple[pl.Series, list[float]]:
+    """Return numbers, NaN where there is none, and a summary.
+
+    That is how many there are, their mean, the sum of their squared distances from it, and how many
+    values are no numbers.
+    """
+    cast = given.cast(pl.Float64, strict=False)
+    numbers = np.array(cast.to_numpy(), dtype=np.float64)
+    numbers[~(np.abs(numbers) < np.finfo(np.float32).max)] = np.nan
+    known = numbers[np.isfinite(numbers)]
+    mean, squares = (known.mean(), known.var() * len(known)) if len(known) else (0.0, 0.0)
+    unreadable = cast.null_count() - given.null_count()
+    return pl.Series(numbers), [float(len(known)), float(mean), float(squares), float(unreadable)]
+
+
+class EventColumn:
+    """A column of the log that the dataset keeps for every interaction.
+
+    Attributes:
+        name: Of the field among sorted rows.
+        carried: The values that are read of the log; None if none are.
+        dtype: Of the numbers that are staged and sorted in their place.
+    """
+
+    name: str
+    carried: Carried | None = None
+    dtype: Any = None
 
     def staged(self, frame: pl.DataFrame) -> np.ndarray:
-        """Return the numbers of usable rows of the log.  `[n]`, `dtype`."""
+        """Learn of usable rows of the log, and return their numbers.  `[n]`, `dtype`."""
+        assert self.carried is not None
+        values, summary = self.carried.values(frame)
+        self.learn(summary)
+        return self.numbers(values)
+
+    def learn(self, summary: list[float]) -> None:
+        """Take account of the values of a frame by what `Carried.values` says of them."""
+
+    def numbers(self, values: pl.Series) -> np.ndarray:
+        """Return what is staged of values, and learn nothing of them.  `[n]`, `dtype`."""
+        return values.to_numpy()
+
+    def match(self, item_keys: pl.Series) -> None:
+        """Learn the ids of items: `item_keys` are the keys of the items 1, 2 …."""
 
     def keep(self, dataset: Path) -> None:
         """Write what further days need to know, beside the staged numbers, to its `rest`."""
@@ -60,38 +110,24 @@ class EventColumn(Protocol):
 
     def writer(self, folder: Path, total: int) -> AbstractContextManager[Append]:
         """Open the arrays of a dataset folder for `total` interactions."""
+        raise NotImplementedError
 
 
-def weight_summary(weights: np.ndarray) -> list[float]:
-    """Return whether weights are whole numbers, and their sum."""
-    return [float((weights == np.rint(weights)).all()), float(weights.sum())]
-
-
-class WeightColumn:
+class WeightColumn(EventColumn):
     """Weights, as `weight_offsets.npy`: whole numbers that add up, so that draws are exact."""
 
-    name, dtype = "weight", np.float64
+    name, dtype, carried = "weight", np.float64, Carried("weight", "weight")
 
     def __init__(self) -> None:
         self._whole, self._total = True, 0.0
 
-    def staged(self, frame: pl.DataFrame) -> np.ndarray:
-        """Return the weights of usable rows.  `[n]`, float64."""
-        weights = self.numbers(frame)
-        self.learn(weight_summary(weights))
-        return weights
-
-    def numbers(self, frame: pl.DataFrame) -> np.ndarray:
-        """Return the weights of rows, and learn nothing of them.  `[n]`, float64."""
-        return frame["weight"].to_numpy()
-
     def learn(self, summary: list[float]) -> None:
-        """Take account of weights by their `weight_summary`."""
+        """Learn whether all are whole numbers, and their sum."""
         self._whole &= bool(summary[0])
         self._total += summary[1]
 
     def keep(self, dataset: Path) -> None:
-        """Write whether all weights are whole numbers, and their sum."""
+        """Write what was learned."""
         write_document(dataset / STATE, {"whole": self._whole, "total": self._total})
 
     def resume(self, dataset: Path) -> None:
@@ -118,28 +154,25 @@ class WeightColumn:
             yield append
 
 
-@dataclass(frozen=True, slots=True)
-class SessionColumn:
+class SessionColumn(EventColumn):
     """Sessions, as `session_places.npy`: how many events of its session came before each one.
 
     A session ends where the next event of the user is of another one, or comes after a pause of
-    more than `gap` minutes.
+    more than `gap` minutes. What is staged is a hash of the session's id, which tells a user's
+    sessions apart; only a log with a column of sessions has it.
     """
 
-    named: bool  # whether the log has a column of sessions
-    gap: float | None = None
-    growing: bool = False  # whether days may be added later
-    name: str = "session"
+    name = "session"
 
-    @property
-    def dtype(self) -> Any:
-        """Of what is staged: a hash of the session's id, which tells a user's sessions apart."""
-        return np.uint32 if self.named else None
+    def __init__(self, *, named: bool, gap: float | None, growing: bool) -> None:
+        self._gap, self._growing = gap, growing  # growing: whether days may be added later
+        if named:
+            self.carried, self.dtype = Carried("session", "key"), np.uint32
 
-    def staged(self, frame: pl.DataFrame) -> np.ndarray:
+    def numbers(self, values: pl.Series) -> np.ndarray:
         """Return a hash of each row's session.  `[n]`, uint32."""
-        sessions = frame["session"].cast(pl.String).fill_null("")
-        if not self.growing:  # that of polars is faster, and may change between versions
+        sessions = values.fill_null("")
+        if not self._growing:  # that of polars is faster, and may change between versions
             return (sessions.hash(seed=0).to_numpy() >> np.uint64(32)).astype(np.uint32)
         # CRC-32 never changes, for a day that is added later must give the same; that two sessions
         # of a user, one after the other, share it, happens once in 4 billion
@@ -149,20 +182,14 @@ class SessionColumn:
             distinct, pl.Series(hashes, dtype=pl.UInt32), return_dtype=pl.UInt32
         ).to_numpy()
 
-    def keep(self, dataset: Path) -> None:
-        """Write nothing: the hashes of the interactions are kept."""
-
-    def resume(self, dataset: Path) -> None:
-        """Read nothing."""
-
     def places(self, rows: np.ndarray) -> np.ndarray:
         """Return the place of sorted interactions in their sessions, from 0.  `[n]`, int64."""
         begins = np.ones(len(rows), dtype=bool)
         begins[1:] = rows["user"][1:] != rows["user"][:-1]
-        if self.named:
+        if self.carried is not None:
             begins[1:] |= rows["session"][1:] != rows["session"][:-1]
-        if self.gap is not None:
-            begins[1:] |= np.diff(rows["time"]) > self.gap * MINUTE
+        if self._gap is not None:
+            begins[1:] |= np.diff(rows["time"]) > self._gap * MINUTE
         numbers = np.arange(len(rows))
         return numbers - np.maximum.accumulate(np.where(begins, numbers, 0))
 
@@ -171,52 +198,3 @@ class SessionColumn:
         """Write `[total]` places, int32."""
         with ArrayWriter(folder / "session_places.npy", np.int32, total) as array:
             yield lambda rows: array.append(self.places(rows))
-
-
-def event_columns(
-    source: Source, options: PrepareOptions, staging: Path
-) -> tuple[EventColumn, ...]:
-    """Return what the dataset keeps of each interaction of a source; `staging` is for its files.
-
-    Raises:
-        ConfigError: If kinds of events have no weights, or weights no kinds.
-    """
-    if "event" in source.event_columns and options.event_weights is None:
-        raise ConfigError(
-            "the kinds of events need weights: name them with --event-weights, such as "
-            "view=0,click=1,buy=5 (0: only in histories; kinds not named are left out)"
-        )
-    if options.event_weights is not None and "event" not in source.event_columns:
-        raise ConfigError("event_weights need the column of events: name it with --event")
-    columns: list[EventColumn] = []
-    if {"event", "weight"} & set(source.event_columns):
-        columns.append(WeightColumn())
-    sessions = None
-    if "session" in source.event_columns or options.session_gap is not None:
-        named = "session" in source.event_columns
-        sessions = SessionColumn(named, options.session_gap, options.growing)
-        columns.append(sessions)
-    if "impressions" in source.event_columns:
-        columns.append(ImpressionColumn(staging))
-    elif source.shown is not None:
-        columns.append(ImpressionColumn(staging, source.shown))
-    columns += context_columns(source.context, source.clock, sessions)
-    return tuple(columns)
-
-
-def match_items(columns: Iterable[EventColumn], item_keys: pl.Series) -> None:
-    """Tell the columns that hold items which ids they have: keys of the items 1, 2 …."""
-    for column in columns:
-        if isinstance(column, ImpressionColumn):
-            column.match(item_keys)
-
-
-def described_columns(source: Source, options: PrepareOptions) -> dict[str, Any]:
-    """Return what a source says of its events, as plain values; further days must say the same."""
-    listed = ("event", "weight", "session", "impressions")
-    columns: dict[str, Any] = {name: name in source.event_columns for name in listed}
-    columns["impressions"] |= source.shown is not None
-    columns["session_gap"] = options.session_gap
-    columns["context"] = {column.name: column.kind for column in source.context}
-    columns["clock"] = list(source.clock)
-    return {name: value for name, value in columns.items() if value}

@@ -6,8 +6,10 @@ answer to a request; a column of requests in both joins them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -22,17 +24,11 @@ from crossbatch.data.dataset.arrays import (
     range_positions,
 )
 from crossbatch.data.dataset.string_table import StringTable, write_strings
+from crossbatch.data.prepare.event_columns import Append, Carried, EventColumn
 from crossbatch.data.prepare.rest import FOLDER
 from crossbatch.data.prepare.staged_log import KeyCodes
 from crossbatch.errors import DataError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from crossbatch.data.prepare.event_columns import Append
-
-SEPARATOR = "|"  # of a column of plain strings
 BUCKET_BITS = 6  # of the hashes of requests, which are sorted in buckets that fit in memory
 ENTRY = np.dtype([("request", "u8"), ("begin", "i8")])
 
@@ -52,16 +48,8 @@ class Lists(NamedTuple):
         return staged, starts
 
 
-def as_lists(column: pl.Series) -> pl.Series:
-    """Return lists of keys, or keys between `SEPARATOR`s, as lists."""
-    if column.dtype != pl.List:
-        column = column.cast(pl.String).str.split(SEPARATOR)
-    return column.cast(pl.List(pl.String)).fill_null([])
-
-
-def coded_lists(column: pl.Series, codes: KeyCodes) -> Lists:
-    """Return lists of keys, or keys between `SEPARATOR`s, as codes."""
-    lists = as_lists(column)
+def coded_lists(lists: pl.Series, codes: KeyCodes) -> Lists:
+    """Return lists of keys as codes."""
     keys = lists.list.explode(empty_as_null=False).fill_null("").str.strip_chars()
     return Lists(codes.encode(keys), lists.list.len().to_numpy().astype(np.int64))
 
@@ -79,7 +67,8 @@ class ShownFile:
         with self._lists.open("wb") as file:
             for frame in frames:
                 frame = frame.filter(pl.col("request").is_not_null())
-                staged, starts = coded_lists(frame["impressions"], codes).with_lengths()
+                lists, _ = Carried("impressions", "list").values(frame)
+                staged, starts = coded_lists(lists, codes).with_lengths()
                 file.write(staged.data)
                 entries = np.empty(len(frame), ENTRY)
                 entries["request"] = _hashes(frame["request"])
@@ -144,7 +133,7 @@ def _bucket(hashes: np.ndarray) -> np.ndarray:
     return (hashes >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
 
 
-class ImpressionColumn:
+class ImpressionColumn(EventColumn):
     """Lists of items, as `shown_items.npy` and `shown_offsets.npy`.
 
     A list is staged in a file of `folder`, its length before its codes; what is sorted with the
@@ -159,22 +148,19 @@ class ImpressionColumn:
     ) -> None:
         self._path, self._end, self._codes = folder / "lists.staged", 0, KeyCodes()
         self._second_file = second_file
+        from_log = Carried("impressions", "list")
+        self.carried = from_log if second_file is None else Carried("request", "key")
         self._file: ShownFile | None = None
         self._item_ids = np.zeros(0, dtype=np.int32)
 
-    @property
-    def from_second_file(self) -> bool:
-        """Whether the lists are found by their requests."""
-        return self._second_file is not None
-
-    def staged(self, frame: pl.DataFrame) -> np.ndarray:
+    def numbers(self, values: pl.Series) -> np.ndarray:
         """Return where each row's list begins.  `[n]`, int64."""
         if self._second_file is None:
-            lists = coded_lists(frame["impressions"], self._codes)
+            lists = coded_lists(values, self._codes)
         else:
             if self._file is None:
                 self._file = ShownFile(self._path.parent, self._second_file(), self._codes)
-            lists = self._file.find(frame["request"])
+            lists = self._file.find(values)
         staged, starts = lists.with_lengths()
         with self._path.open("ab") as file:
             file.write(staged.data)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crossbatch.data.dataset.shards import MOST_SHARDS
 from crossbatch.data.prepare.sequences import TIE_RULES
 from crossbatch.data.prepare.splits import SPLITS, user_bounds
 from crossbatch.data.prepare.staged_log import MOST_WEIGHT
 from crossbatch.errors import ConfigError, check_choice
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 COMIREC_SEED = 1230
 

@@ -9,20 +9,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 
 from crossbatch.data.dataset.arrays import ArrayReader
-from crossbatch.data.dataset.features import write_features
 from crossbatch.data.dataset.manifest import write_manifest
 from crossbatch.data.dataset.samples import Samples, item_totals, target_counts
-from crossbatch.data.dataset.string_table import write_strings
-from crossbatch.data.dataset.vectors import open_vectors
 from crossbatch.data.prepare import local_engine, spark_engine
+from crossbatch.data.prepare.content import write_content
 from crossbatch.data.prepare.options import PrepareOptions
 from crossbatch.data.prepare.splits import SPLITS, Sequences
 from crossbatch.data.prepare.write_shards import write_shards
@@ -32,8 +28,9 @@ from crossbatch.files import atomic_folder, file_checksum
 from crossbatch.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from crossbatch.data.dataset.memory_mapped import Dataset
     from crossbatch.data.prepare.local_engine import Engine, SortedLog
 
 ENGINES: dict[str, Engine] = {"polars": local_engine.sort_log, "spark": spark_engine.sort_log}
@@ -68,14 +65,13 @@ def prepare(
     tally, content = Tally(options.max_bad_lines), Tally(options.max_bad_lines)
     with atomic_folder(Path(out), overwrite=overwrite) as folder:
         log = ENGINES[engine](source, folder, options, tally, progress)
-        write_content = partial(_write_content, folder, source, log, content, progress)
-        manifest = write_parts(folder, log, options, write_content)
+        manifest = write_parts(folder, log, options, source, content, progress)
         if options.shards is not None:
             progress("shards", 0, None)
             manifest["shards"] = write_shards(folder, options.shards, len(log.item_keys))
         progress("checksums", 0, None)
         manifest["source"] = {"format": source.format, "files": checksums(source.files)}
-        manifest["reading"] = reading(log, tally, content)
+        manifest["reading"] = reading(tally, content)
         return write_manifest(folder, manifest)
 
 
@@ -83,7 +79,10 @@ def write_parts(
     folder: Path,
     log: SortedLog,
     options: PrepareOptions,
-    write_content: Callable[[], dict[str, Any]],
+    source: Source,
+    content: Tally,
+    progress: Progress,
+    base: Dataset | None = None,
 ) -> dict[str, Any]:
     """Write the split and the content of a sorted log; return what the manifest says of them."""
     weights = folder / "weight_offsets.npy"
@@ -95,7 +94,7 @@ def write_parts(
     )
     counts = write_split(folder, sequences, len(log.item_keys), options)
     with reader_errors("the content of items or users"):
-        features = write_content()
+        features = write_content(folder, source, log, content, progress, base)
     if log.context:
         features["context"] = dict(log.context)
     sizes = {"users": len(log.user_keys), "items": len(log.item_keys)}
@@ -107,9 +106,7 @@ def write_parts(
     }
 
 
-def reading(
-    log: SortedLog, tally: Tally, content: Tally, before: Mapping[str, Any] = {}
-) -> dict[str, Any]:
+def reading(tally: Tally, content: Tally, before: Mapping[str, Any] = {}) -> dict[str, Any]:
     """Return the manifest's account of all lines that were read, those of days before included."""
 
     def total(key: str, bad: Counter[str]) -> dict[str, int]:
@@ -118,8 +115,8 @@ def reading(
     return {
         "lines": before.get("lines", 0) + tally.lines,
         "bad_lines": total("bad_lines", tally.bad),
-        "below_rating": before.get("below_rating", 0) + log.below_rating,
-        "other_events": before.get("other_events", 0) + log.other_events,
+        "below_rating": before.get("below_rating", 0) + tally.left_out["below_rating"],
+        "other_events": before.get("other_events", 0) + tally.left_out["other_events"],
         "bad_content_lines": total("bad_content_lines", content.bad),
         "notes": [*tally.notes, *content.notes],
     }
@@ -168,60 +165,6 @@ def write_split(
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     return sizes
-
-
-def _write_content(
-    folder: Path,
-    source: Source,
-    log: SortedLog,
-    tally: Tally,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Write keys, titles and features of items (row 0 = padding) and users."""
-    progress("content", 0, None)
-    item_keys, user_keys = log.item_keys, log.user_keys
-    padded = pl.concat([pl.Series("key", [None], dtype=pl.String), item_keys])
-    write_strings(folder, "item_keys", padded)
-    write_strings(folder, "user_keys", user_keys)
-    summary: dict[str, Any] = {"items": {}, "users": {}}
-    table = pl.DataFrame({"key": padded})
-    if source.item_table is not None:
-        table = aligned(padded, source.item_table(item_keys, tally), "items", tally)
-        if source.title is not None:
-            write_strings(folder, "item_titles", table[source.title].cast(pl.String))
-    if source.item_table is not None or source.item_vectors:
-        columns = source.item_columns if source.item_table is not None else ()
-        summary["items"] = write_features(
-            folder / "features/items",
-            table,
-            columns,
-            tally.notes.append,
-            padding=1,
-            vectors=[open_vectors(name, path) for name, path in source.item_vectors.items()],
-        )
-    if source.user_table is not None:
-        table = aligned(user_keys, source.user_table(user_keys, tally), "users", tally)
-        summary["users"] = write_features(
-            folder / "features/users", table, source.user_columns, tally.notes.append
-        )
-    return summary
-
-
-def aligned(keys: pl.Series, table: pl.DataFrame, what: str, tally: Tally) -> pl.DataFrame:
-    """Return one row of content for each key, null where there is none; the first of duplicates."""
-    tally.lines += len(table)
-    tally.check()
-    table = table.with_columns(pl.col("key").cast(pl.String)).filter(
-        pl.col("key").is_in(keys.implode())
-    )
-    unique = table.unique("key", keep="first", maintain_order=True)
-    if len(unique) < len(table):
-        tally.notes.append(f"{len(table) - len(unique):,} repeated rows of {what} were ignored")
-    missing = keys.null_count() + len(unique)
-    if missing < len(keys):
-        tally.notes.append(f"{len(keys) - missing:,} {what} have no content")
-    frame = pl.DataFrame({"key": keys})
-    return frame.join(unique, on="key", how="left", maintain_order="left")
 
 
 def checksums(files: Sequence[Path]) -> dict[str, str]:

@@ -24,13 +24,11 @@ import polars as pl
 
 from crossbatch.data.dataset.arrays import offsets_of
 from crossbatch.data.prepare.context_columns import CodedColumn, write_context_schema
-from crossbatch.data.prepare.event_columns import event_columns
-from crossbatch.data.prepare.local_engine import SortedLog, accounting
-from crossbatch.data.prepare.numbering import Frequent, number_keys
+from crossbatch.data.prepare.local_engine import SortedLog, accounting, event_columns
+from crossbatch.data.prepare.numbering import Frequent, Numbering, number_keys
 from crossbatch.data.prepare.sequences import mix, save_sequences
 from crossbatch.data.prepare.spark_log import (
     SparkLog,
-    carried,
     event_name,
     learn,
     read_log,
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from crossbatch.data.prepare.event_columns import EventColumn
-    from crossbatch.data.prepare.numbering import Numbering
     from crossbatch.data.prepare.options import PrepareOptions
     from crossbatch.data.readers.source import Source, Tally
     from crossbatch.progress import Progress
@@ -74,9 +71,10 @@ def sort_log(
     staging = folder.absolute() / "staging"
     staging.mkdir()
     columns = event_columns(source, options, staging)
+    carried = tuple(each for _, each in staged(columns))
     with spark_session() as session:
         progress("reading", 0, source.expected_rows)
-        log = read_log(session, source, staging / "log", tally, options, carried(columns))
+        log = read_log(session, source, staging / "log", tally, options, carried)
         learn(columns, log.summaries)
         _learn_values(columns, log.frame, staging)
         progress("filtering", 0, None)
@@ -102,16 +100,14 @@ def sort_log(
         item_keys=item_keys,
         user_keys=keys["user"].gather(numbering.user_codes).alias("key"),
         bounds=numbering.bounds,
-        below_rating=log.below_rating,
         accounting=accounting(frequent, numbering),
-        other_events=log.other_events,
         context=write_context_schema(folder, columns),
     )
 
 
 def _learn_values(columns: Sequence[EventColumn], log: DataFrame, folder: Path) -> None:
     """Tell columns of text which values the log has, by first appearance, and how often each."""
-    for number, column in enumerate(staged(columns)):
+    for number, (column, _) in enumerate(staged(columns)):
         if isinstance(column, CodedColumn):
             name, place = event_name(number), folder / f"values-{number}"
             _counted(log.filter(log[name].isNotNull()), name, place)

@@ -18,14 +18,6 @@ import numpy as np
 import polars as pl
 
 from crossbatch.data.dataset.arrays import user_runs
-from crossbatch.data.prepare.context_columns import (
-    CodedColumn,
-    NumericColumn,
-    read_numbers,
-    text_values,
-)
-from crossbatch.data.prepare.event_columns import WeightColumn, match_items, weight_summary
-from crossbatch.data.prepare.impressions import ImpressionColumn, as_lists
 from crossbatch.data.prepare.sequences import BUCKET_ROWS, ROW, save_sequences
 from crossbatch.data.prepare.staged_log import TimeReader, check_read, usable_events
 from crossbatch.data.readers.source import Part, Source, Tally, reader_errors
@@ -38,7 +30,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql import DataFrame, SparkSession
 
-    from crossbatch.data.prepare.event_columns import EventColumn
+    from crossbatch.data.prepare.event_columns import Carried, EventColumn
     from crossbatch.data.prepare.options import PrepareOptions
 
 # Spark's type of the values of each kind
@@ -62,49 +54,9 @@ COLUMNS = {
 MOST_TASKS = 10_000
 
 
-class Carried(NamedTuple):
-    """A column of the source that workers carry."""
-
-    name: str  # in the source
-    kind: str  # one of `KINDS`
-    separator: str = ""  # of the parts of a list, for "text"
-
-    def values(self, frame: pl.DataFrame) -> tuple[pl.Series, list[float]]:
-        """Return the values of usable rows, and what is to be learned of them."""
-        column = frame[self.name]
-        if self.kind == "weight":
-            return column, weight_summary(column.to_numpy())
-        if self.kind == "number":
-            numbers, summary = read_numbers(column)
-            return pl.Series(numbers), summary
-        if self.kind == "list":
-            return as_lists(column), []
-        if self.kind == "text":
-            return text_values(column, self.separator), []
-        return column.cast(pl.String), []
-
-
-def staged(columns: Sequence[EventColumn]) -> list[EventColumn]:
-    """Return the columns that need values of the log, in the order of `carried`."""
-    return [column for column in columns if column.dtype is not None]
-
-
-def carried(columns: Sequence[EventColumn]) -> tuple[Carried, ...]:
-    """Return what workers carry for event columns: one of each that needs values of the log."""
-    return tuple(_carried(column) for column in staged(columns))
-
-
-def _carried(column: EventColumn) -> Carried:
-    if isinstance(column, WeightColumn):
-        return Carried("weight", "weight")
-    if isinstance(column, ImpressionColumn):
-        second = column.from_second_file
-        return Carried("request", "key") if second else Carried("impressions", "list")
-    if isinstance(column, NumericColumn):
-        return Carried(f"context.{column.column.name}", "number")
-    if isinstance(column, CodedColumn):
-        return Carried(f"context.{column.column.name}", "text", column.column.separator)
-    return Carried("session", "key")
+def staged(columns: Sequence[EventColumn]) -> list[tuple[EventColumn, Carried]]:
+    """Return the columns that need values of the log, each with what workers carry for it."""
+    return [(column, column.carried) for column in columns if column.carried is not None]
 
 
 def event_name(number: int) -> str:
@@ -115,9 +67,8 @@ def event_name(number: int) -> str:
 def learn(columns: Sequence[EventColumn], summaries: Iterable[list[list[float]]]) -> None:
     """Tell columns of the frames that workers read, in the order of the log."""
     for summary in summaries:
-        for column, part in zip(staged(columns), summary, strict=True):
-            if isinstance(column, (WeightColumn, NumericColumn)):
-                column.learn(part)
+        for (column, _), part in zip(staged(columns), summary, strict=True):
+            column.learn(part)
 
 
 def save_events(
@@ -132,7 +83,8 @@ def save_events(
     `frames` have columns `item_id`, `time` and those that were carried; users' interactions begin
     at `offsets` `[num_users + 1]`, and `item_keys` are those of the items 1, 2 ….
     """
-    row = np.dtype([*ROW.descr, *((column.name, column.dtype) for column in staged(columns))])
+    needed = staged(columns)
+    row = np.dtype([*ROW.descr, *((column.name, column.dtype) for column, _ in needed)])
 
     def ordered() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for run, frame in _whole_users(frames, offsets):
@@ -140,11 +92,10 @@ def save_events(
             lengths = np.diff(offsets[run.start : run.stop + 1])
             rows["user"] = np.repeat(np.arange(run.start, run.stop), lengths)
             rows["item"], rows["time"] = frame["item_id"].to_numpy(), frame["time"].to_numpy()
-            for number, column in enumerate(staged(columns)):
-                renamed = pl.DataFrame({_carried(column).name: frame[event_name(number)]})
-                rows[column.name] = _numbers(column, renamed)
-            match_items(columns, item_keys)  # the lists may have new ones
-            for append in appends:
+            for number, (column, _) in enumerate(needed):
+                rows[column.name] = column.numbers(frame[event_name(number)])
+            for column, append in zip(columns, appends, strict=True):
+                column.match(item_keys)  # its lists may have new ones
                 append(rows)
             yield rows["item"], rows["time"]
 
@@ -152,13 +103,6 @@ def save_events(
     with ExitStack() as stack:
         appends = [stack.enter_context(column.writer(folder, total)) for column in columns]
         save_sequences(folder, offsets, ordered())
-
-
-def _numbers(column: EventColumn, frame: pl.DataFrame) -> Any:
-    """Return what one machine stages of rows, but learn nothing of them again."""
-    if isinstance(column, (WeightColumn, NumericColumn, CodedColumn)):
-        return column.numbers(frame)
-    return column.staged(frame)
 
 
 def _whole_users(
@@ -185,8 +129,6 @@ class SparkLog(NamedTuple):
 
     frame: DataFrame
     rows: int
-    below_rating: int  # interactions left out for their rating
-    other_events: int  # interactions left out for their kind
     summaries: list[list[list[float]]]  # of each frame that was read, in the order of the log
 
 
@@ -209,8 +151,7 @@ def read_log(
         _read_parts,
         parts=source.parts,
         unit=_time_unit(source, tally),
-        min_rating=options.min_rating,
-        event_weights=options.event_weights,
+        options=options,
         carried=carried,
     )
     schema = ", ".join(f"{name} {kind}" for name, kind in _spark_types(carried).items())
@@ -232,8 +173,6 @@ def read_log(
     return SparkLog(
         frame,
         ends[-1],
-        sum(other["below_rating"] for other in tallies),
-        sum(other["other_events"] for other in tallies),
         [summary for other in tallies for summary in other["summaries"]],
     )
 
@@ -271,8 +210,7 @@ def _read_parts(
     batches: Iterator[RecordBatch],
     parts: Sequence[Part],
     unit: str,
-    min_rating: float | None,
-    event_weights: Mapping[str, float] | None,
+    options: PrepareOptions,
     carried: tuple[Carried, ...],
 ) -> Iterator[RecordBatch]:
     """Yield the interactions of the parts whose numbers come in, and a tally after each part."""
@@ -281,12 +219,9 @@ def _read_parts(
         for number in batch.column("id").to_pylist():
             tally = Tally()
             time_reader = TimeReader(unit, tally)
-            rows = below_rating = other_events = 0
-            summaries = []
+            rows, summaries = 0, []
             for frame in parts[number](tally):
-                kept, low, other = usable_events(
-                    frame, time_reader, tally, min_rating, event_weights
-                )
+                kept = usable_events(frame, time_reader, tally, options)
                 values = [each.values(kept) for each in carried]
                 summaries.append([summary for _, summary in values])
                 kept = kept.select("user", "item", "time").with_columns(
@@ -295,10 +230,8 @@ def _read_parts(
                     part=pl.lit(number),
                 )
                 yield from _records(kept, schema)
-                rows, below_rating = rows + len(kept), below_rating + low
-                other_events += other
-            counted = {"rows": rows, "below_rating": below_rating, "other_events": other_events}
-            summary = json.dumps({**tally.counted, **counted, "summaries": summaries})
+                rows += len(kept)
+            summary = json.dumps({**tally.counted, "rows": rows, "summaries": summaries})
             yield from _records(pl.DataFrame({"part": [number], "tally": [summary]}), schema)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from crossbatch.data.dataset.arrays import pieces, user_runs
+from crossbatch.data.dataset.arrays import ArrayReader, pieces, user_runs
 from crossbatch.data.dataset.samples import DAY, before
 from crossbatch.data.prepare.sequences import mix
 from crossbatch.errors import ConfigError
@@ -24,7 +24,6 @@ from crossbatch.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from crossbatch.data.dataset.arrays import ArrayReader
     from crossbatch.data.prepare.options import PrepareOptions
 
 CHUNK_ROWS = 1 << 20  # interactions that are read at once

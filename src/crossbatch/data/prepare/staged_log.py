@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from crossbatch.data.readers.source import reader_errors
+from crossbatch.data.readers.source import Source, Tally, reader_errors
 from crossbatch.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from crossbatch.data.prepare.event_columns import EventColumn
     from crossbatch.data.prepare.options import PrepareOptions
-    from crossbatch.data.readers.source import Source, Tally
     from crossbatch.progress import Progress
 
 CHUNK_ROWS = 1 << 20
@@ -102,8 +101,8 @@ class StagedLog:
     ) -> np.ndarray:
         """Add interactions (keys without null, microseconds) and return their users' codes."""
         user_codes, item_codes = self.user_codes.encode(users), self.item_codes.encode(items)
-        self.user_counts = _counted(self.user_counts, user_codes, len(self.user_codes))
-        self.item_counts = _counted(self.item_counts, item_codes, len(self.item_codes))
+        self.user_counts = counted(self.user_counts, user_codes, len(self.user_codes))
+        self.item_counts = counted(self.item_counts, item_codes, len(self.item_codes))
         arrays = (user_codes, item_codes, times, *columns)
         for file, array, dtype in zip(self._files, arrays, self.dtypes.values(), strict=True):
             file.write(np.ascontiguousarray(array, dtype=dtype).data)
@@ -126,36 +125,27 @@ class StagedLog:
             yield LogChunk(users, items, times, first, dict(zip(names, more, strict=True)))
 
 
-def _counted(counts: np.ndarray, codes: np.ndarray, size: int) -> np.ndarray:
+def counted(counts: np.ndarray, codes: np.ndarray, size: int) -> np.ndarray:
     """Return the counts with further codes added; new codes start at zero.  `[size]`."""
     more = np.bincount(codes, minlength=size)
     more[: len(counts)] += counts
     return more
 
 
-class ReadLog(NamedTuple):
-    """A log that was read, and what was left out of it on purpose."""
-
-    log: StagedLog
-    user_split: np.ndarray | None  # of each user code: 0 train, 1 valid, 2 test; if it is given
-    below_rating: int  # interactions left out for their rating
-    other_events: int  # interactions of kinds without a weight
-
-
 def read_log(
     source: Source, log: StagedLog, tally: Tally, options: PrepareOptions, progress: Progress
-) -> ReadLog:
-    """Read a whole source to the end of a staged log; refuse it if too many lines are bad."""
+) -> np.ndarray | None:
+    """Read a whole source to the end of a staged log; refuse it if too many lines are bad.
+
+    Returns the split that the source gives for each user code, if it does: 0 train, 1 valid,
+    2 test.
+    """
     time_reader = TimeReader(source.time_unit, tally)
     earlier = log.rows
     user_split = np.zeros(0, dtype=np.int8)
-    below_rating = other_events = 0
     try:
         for batch in source.batches(tally):
-            rows, low, other = usable_events(
-                batch, time_reader, tally, options.min_rating, options.event_weights
-            )
-            below_rating, other_events = below_rating + low, other_events + other
+            rows = usable_events(batch, time_reader, tally, options)
             codes = log.append_rows(rows)
             if "split" in rows.columns:
                 user_split = _with_new_users(user_split, codes, rows["split"].to_numpy())
@@ -163,8 +153,7 @@ def read_log(
     finally:
         log.close()
     check_read(source, tally, log.rows - earlier)
-    given = user_split if len(user_split) else None
-    return ReadLog(log, given, below_rating, other_events)
+    return user_split if len(user_split) else None
 
 
 def check_read(source: Source, tally: Tally, rows: int) -> None:
@@ -175,16 +164,9 @@ def check_read(source: Source, tally: Tally, rows: int) -> None:
 
 
 def usable_events(
-    batch: pl.DataFrame,
-    time_reader: TimeReader,
-    tally: Tally,
-    min_rating: float | None,
-    event_weights: Mapping[str, float] | None,
-) -> tuple[pl.DataFrame, int, int]:
-    """Return the rows of a batch that can be used, and how many had too low a rating or no weight.
-
-    The rows have their weights, where the log has any.
-    """
+    batch: pl.DataFrame, time_reader: TimeReader, tally: Tally, options: PrepareOptions
+) -> pl.DataFrame:
+    """Return the rows of a batch that can be used, with their weights, where the log has any."""
     for name in ("user", "item"):
         if batch[name].dtype.is_nested() or batch[name].dtype == pl.Boolean:
             raise DataError(f"the {name} column holds {batch[name].dtype}, not ids: name another")
@@ -197,44 +179,45 @@ def usable_events(
         frame = _refuse(frame, present, reason, tally)
     timed = frame["time"].is_not_null()
     frame = _refuse(frame, timed, "time missing, unreadable or absurd", tally)
-    low = 0
-    if min_rating is not None:
+    if options.min_rating is not None:
         if "rating" not in frame.columns:
             raise DataError(
                 "the source has no rating, so --min-rating cannot be applied: leave it out"
             )
-        rated = frame.filter(pl.col("rating").cast(pl.Float64, strict=False) >= min_rating)
-        frame, low = rated, len(frame) - len(rated)
-    frame, other = _with_weights(frame, event_weights)
-    if "weight" in frame.columns:
-        weighed = frame["weight"].is_not_null()
-        frame = _refuse(frame, weighed, "weight missing or not 0 to 1e9", tally)
-    return frame, low, other
+        enough = pl.col("rating").cast(pl.Float64, strict=False) >= options.min_rating
+        frame = _left_out(frame, enough, "below_rating", tally)
+    if "event" not in frame.columns and "weight" not in frame.columns:
+        return frame
+    frame = _weighted(frame, options.event_weights, tally)
+    weighed = frame["weight"].is_not_null()
+    return _refuse(frame, weighed, "weight missing or not 0 to 1e9", tally)
 
 
-def _with_weights(
-    frame: pl.DataFrame, event_weights: Mapping[str, float] | None
-) -> tuple[pl.DataFrame, int]:
-    """Return rows with their weight, null where it is unusable, and how many are of other kinds.
+def _weighted(
+    frame: pl.DataFrame, event_weights: Mapping[str, float] | None, tally: Tally
+) -> pl.DataFrame:
+    """Return rows with their weight, null where it is unusable.
 
     The weight is that of the kind of event times that of the row; an event of a kind without a
     weight is left out.
     """
-    if "event" not in frame.columns and "weight" not in frame.columns:
-        return frame, 0
     weight = pl.lit(1.0)
     if "weight" in frame.columns:
         given = pl.col("weight").cast(pl.Float64, strict=False)
         weight = pl.when((given >= 0) & (given <= MOST_WEIGHT)).then(given)
-    left_out = 0
     if event_weights is not None:
         kinds = frame["event"].cast(pl.String).str.strip_chars()
         of_kind = kinds.replace_strict(dict(event_weights), default=None, return_dtype=pl.Float64)
         frame = frame.with_columns(of_kind.alias("event"))
-        left_out = of_kind.null_count()
-        frame = frame.filter(pl.col("event").is_not_null()) if left_out else frame
+        frame = _left_out(frame, pl.col("event").is_not_null(), "other_events", tally)
         weight = weight * pl.col("event")
-    return frame.with_columns(weight.alias("weight")), left_out
+    return frame.with_columns(weight.alias("weight"))
+
+
+def _left_out(frame: pl.DataFrame, kept: pl.Expr, what: str, tally: Tally) -> pl.DataFrame:
+    rest = frame.filter(kept)
+    tally.left_out[what] += len(frame) - len(rest)
+    return rest
 
 
 def _refuse(frame: pl.DataFrame, good: pl.Series, reason: str, tally: Tally) -> pl.DataFrame:

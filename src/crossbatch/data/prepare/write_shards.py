@@ -11,8 +11,10 @@ interactions is divided with them; everything else is stored once.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,10 +30,6 @@ from crossbatch.data.dataset.features import read_schema
 from crossbatch.data.dataset.samples import Samples
 from crossbatch.data.dataset.shards import shard_name
 from crossbatch.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PIECE_ROWS = 1 << 20  # interactions that are copied at once
 CONTEXT = "features/context"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from crossbatch.data.readers import amazon, comirec, movielens, recbole, table
-from crossbatch.data.readers.source import ReadOptions, reader_errors, with_clear_errors
+from crossbatch.data.readers.source import ReadOptions, Source, reader_errors, with_clear_errors
 from crossbatch.data.readers.table_files import is_pattern
 from crossbatch.errors import ConfigError, DataError, check_choice
 from crossbatch.remote import local_path
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from crossbatch.data.readers.source import Source
 
 READERS: dict[str, Any] = {
     "table": table,

@@ -6,18 +6,14 @@ The split they give is kept.  The folder may also hold `X_item_map.txt` (`asin,i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import polars as pl
 
 from crossbatch.data.readers.source import Column, ReadOptions, Source, Tally
 from crossbatch.data.readers.text_tables import read_delimited, read_whole
 from crossbatch.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 PARTS = ("train", "valid", "test")
 LINE = ("user", "item", "position")

@@ -5,18 +5,15 @@ from __future__ import annotations
 import io
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
 
 from crossbatch.data.readers.source import Column, ReadOptions, Source, Tally
 from crossbatch.data.readers.text_tables import check_ratio, parse_rows, read_delimited
 from crossbatch.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 RATING_COLUMNS = {"user": "user", "item": "item", "rating": "rating", "time": "time"}
 GENRES = (

@@ -10,16 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from crossbatch.data.dataset.tokens import MAX_TOKENS
 from crossbatch.errors import ConfigError, DataError, out_of_memory, reason_of
 from crossbatch.remote import local_path
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KINDS = ("categorical", "multi_valued", "numeric", "text", "tokens", "sentence", "dense")
 # context that times (in UTC) and sessions tell
@@ -57,7 +55,7 @@ class Column:
 
 
 class Tally:
-    """Counts the lines that were read and those refused, by reason; the manifest keeps it.
+    """Counts the lines that were read, those refused, and those left out; the manifest keeps it.
 
     Args:
         limit: The largest share (below 1) or number (1 and above) of refused lines.
@@ -69,6 +67,7 @@ class Tally:
         self.limit = limit
         self.lines = 0
         self.bad: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()  # on purpose: "below_rating", "other_events"
         self.notes: list[str] = []
         self._examples: dict[str, str] = {}
 
@@ -86,13 +85,19 @@ class Tally:
     def merge(self, other: Mapping[str, Any]) -> None:
         """Add the counts of another tally, given as its `counted`."""
         self.lines += other["lines"]
+        self.left_out.update(other["left_out"])
         for reason, count in other["bad"].items():
             self.refuse(reason, count, other["examples"][reason])
 
     @property
     def counted(self) -> dict[str, Any]:
         """Everything counted, as plain values."""
-        return {"lines": self.lines, "bad": dict(self.bad), "examples": self._examples}
+        return {
+            "lines": self.lines,
+            "bad": dict(self.bad),
+            "left_out": dict(self.left_out),
+            "examples": self._examples,
+        }
 
     def check(self) -> None:
         """Raise `DataError` if more lines were refused than the limit allows."""

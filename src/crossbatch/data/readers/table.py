@@ -7,9 +7,9 @@ in folders that name a column, `day=2024-01-31/part-0.parquet`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -27,10 +27,6 @@ from crossbatch.data.readers.table_files import (
 )
 from crossbatch.data.readers.text_tables import read_delimited, read_json_lines
 from crossbatch.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 USUAL_NAMES = {
     "user": ("user", "user_id", "userId", "userid", "uid", "reviewerID", "session_id"),

@@ -6,20 +6,15 @@ A log may lie in parts whose folders name a column (`day=2024-01-31/`), as Hive 
 from __future__ import annotations
 
 import glob
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import polars as pl
 
-from crossbatch.data.readers.source import Column
+from crossbatch.data.readers.source import Column, Tally
 from crossbatch.data.readers.text_tables import first_object, line_blocks, read_whole, split_header
 from crossbatch.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from crossbatch.data.readers.source import Tally
 
 SUFFIXES = {
     ".parquet": "parquet",

@@ -11,9 +11,9 @@ model.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -32,9 +32,6 @@ from crossbatch.data.synthetic.catalogue import (
 )
 from crossbatch.errors import ConfigError
 from crossbatch.files import atomic_folder, write_document
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 INTERESTS = 3  # interests of a user at a time
 SWITCH, DRIFT, NOISE = 0.2, 0.03, 0.05  # chances at every step

@@ -14,8 +14,10 @@ from __future__ import annotations
 import math
 import operator
 import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +27,6 @@ from torch.fx import Node
 from crossbatch.errors import DataError, reason_of
 from crossbatch.files import read_document, write_document
 from crossbatch.serving.bundle.model_files import map_tensors, save_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-    from pathlib import Path
 
 BLOCK = 8  # users at a time, of models that torch can only trace for a fixed number
 ON_NUMBERS: dict[str, Callable[..., Any]] = {

@@ -21,14 +21,14 @@ from crossbatch.files import check_target, read_document
 from crossbatch.progress import Progress, silent
 from crossbatch.queries import feature_rows
 from crossbatch.serving.bundle.filter_columns import declared_columns
-from crossbatch.serving.bundle.graph import ids_as_vectors, traced
+from crossbatch.serving.bundle.graph import UserSide, ids_as_vectors, traced
 from crossbatch.serving.bundle.manifest import MANIFEST
 from crossbatch.serving.bundle.model_files import HistoryEncoder, split_state
-from crossbatch.serving.bundle.opening import all_items, open_bundle
+from crossbatch.serving.bundle.opening import Bundle, all_items, open_bundle
 from crossbatch.serving.bundle.writing import PROBE_USERS, Contents, IndexPlan, Probe, write_bundle
 from crossbatch.serving.from_run import feature_names, request_features, run_profiles, user_side
 from crossbatch.training.distributed.start import joined, together
-from crossbatch.training.run_folder import open_run
+from crossbatch.training.run_folder import SavedRun, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
     from crossbatch.config import ModelConfig
     from crossbatch.serving.bundle.core_graph import GraphData
-    from crossbatch.serving.bundle.graph import UserSide
-    from crossbatch.serving.bundle.opening import Bundle
-    from crossbatch.training.run_folder import SavedRun
 
 
 def export_bundle(

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from crossbatch.data import Dataset
 
 SEPARATOR = "|"  # of a list that is given as a string
+ID = ":id"  # the column of item ids; no declared column can have such a name
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -159,22 +160,17 @@ def changed(
             f"none of the {len(rows):,} items of column {key!r} is in the bundle: name the column "
             "of item ids with --key"
         )
-    wanted = {name: kinds[name] for name in given}
-    values = columns_of(changes, key, wanted, bundle.num_items, bundle.item_ids)
-    touched = np.zeros(bundle.num_items, dtype=bool)
-    touched[rows[found] - 1] = True
-    columns: dict[str, Any] = {name: before[name] for name in before.columns}
-    for name, kind in kinds.items():
-        if name not in columns:
-            if kind is None and name not in given:
-                raise ConfigError(
-                    f"--filter-column {name!r} has no values: declare its kind as {name}:KIND"
-                )
-            dtype = KINDS[kind] if kind else values[name].dtype
-            columns[name] = pl.Series(name, [None] * bundle.num_items, dtype=dtype)
-        if name in given:
-            columns[name] = values[name].zip_with(pl.Series(touched), columns[name])
-    return pl.DataFrame(columns), int(found.sum())
+    values = _typed(changes, {name: kinds[name] for name in given}, rows)
+    columns = [_ids(bundle.num_items), *before.get_columns()]
+    for name, kind in new.items():
+        if kind is None and name not in given:
+            raise ConfigError(
+                f"--filter-column {name!r} has no values: declare its kind as {name}:KIND"
+            )
+        dtype = KINDS[kind] if kind else values[name].dtype
+        columns.append(pl.Series(name, [None] * bundle.num_items, dtype=dtype))
+    frame = pl.DataFrame(columns).update(values, on=ID, include_nulls=True)
+    return frame.drop(ID), int(found.sum())
 
 
 def _link(source: Path, target: Path) -> None:
@@ -277,10 +273,16 @@ def columns_of(
     table: pl.DataFrame, key: str, wanted: Mapping[str, str | None], num_items: int, ids: Any
 ) -> pl.DataFrame:
     """Columns of a table, a row for each of the items 1 … N; missing where the table has none."""
-    rows = keyed_rows(table, key, ids)
-    frame = pl.DataFrame({"id": np.arange(1, num_items + 1)})
-    values = pl.DataFrame({"id": rows}).with_columns(
-        [as_column(table[name], kind).alias(name) for name, kind in wanted.items()]
-    )
-    joined = frame.join(values.filter(pl.col("id") > 0), on="id", how="left", maintain_order="left")
-    return joined.select(list(wanted))
+    values = _typed(table, wanted, keyed_rows(table, key, ids))
+    frame = _ids(num_items).to_frame()
+    return frame.join(values, on=ID, how="left", maintain_order="left").select(list(wanted))
+
+
+def _typed(table: pl.DataFrame, wanted: Mapping[str, str | None], ids: np.ndarray) -> pl.DataFrame:
+    """The wanted columns of a table, each as one of the types of `KINDS`, and the items' ids."""
+    columns = [as_column(table[name], kind).alias(name) for name, kind in wanted.items()]
+    return pl.DataFrame([pl.Series(ID, ids), *columns])
+
+
+def _ids(num_items: int) -> pl.Series:
+    return pl.Series(ID, np.arange(1, num_items + 1))

@@ -7,8 +7,10 @@ checksum; plain arrays, which are large and only mapped, when asked.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from crossbatch.errors import DataError
 from crossbatch.files import (
@@ -19,10 +21,6 @@ from crossbatch.files import (
     read_document,
     write_file,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 MANIFEST = "bundle.json"
 KIND = "crossbatch bundle"

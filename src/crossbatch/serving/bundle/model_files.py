@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from crossbatch.data.dataset.features import SCHEMA, TOKENIZER, read_encoders, read_schema
 from crossbatch.files import write_document
@@ -27,8 +27,6 @@ from crossbatch.serving.bundle.manifest import REMEDY, BundleError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-
-    from torch import Tensor
 
     from crossbatch.config import ModelConfig
     from crossbatch.data.dataset.encoders import Encoder

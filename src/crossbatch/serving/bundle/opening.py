@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from crossbatch.config import Recipe
+from crossbatch.config import ModelConfig, Recipe
 from crossbatch.data.dataset.arrays import map_array
 from crossbatch.data.dataset.features import encode_table
 from crossbatch.data.dataset.string_table import KeyIndex, Keys, sorted_hashes, write_strings
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from crossbatch.config import ModelConfig
     from crossbatch.data import Dataset
     from crossbatch.data.dataset.encoders import Encoder
     from crossbatch.serving.bundle.core_graph import GraphData

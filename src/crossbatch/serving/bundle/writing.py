@@ -21,7 +21,7 @@ from crossbatch.files import atomic_folder, write_document
 from crossbatch.printing import printable
 from crossbatch.queries import Queries, weights_of
 from crossbatch.reports.markdown import literal
-from crossbatch.retrieval import ExactIndex, IVFIndex, choose_index
+from crossbatch.retrieval import ExactIndex, IndexFacts, IVFIndex, choose_index
 from crossbatch.retrieval.choice import LIST, measure, tune
 from crossbatch.serving.bundle import core_graph
 from crossbatch.serving.bundle import graph as graphs
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     from crossbatch.config import ModelConfig
     from crossbatch.progress import Progress
-    from crossbatch.retrieval import IndexFacts
     from crossbatch.serving.bundle.core_graph import GraphData
     from crossbatch.serving.recommender import Recommender
     from crossbatch.serving.user_features import Profiles

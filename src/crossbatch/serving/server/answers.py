@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,8 +19,6 @@ from crossbatch.queries import weights_of
 from crossbatch.serving.server.messages import RecommendRequest, UnknownItem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy as np
 
     from crossbatch.serving import Bundle
@@ -67,32 +65,14 @@ class Found(NamedTuple):
     because: list[int] | None  # items of the history behind those of the list, where known
 
 
-class Shared(NamedTuple):
-    """What queries of one search have in common."""
-
-    slot: str
-    k: int
-    exclude_seen: bool
-    allowed: str  # filter and candidates as JSON; empty without
-
-
-def _shared(query: RecommendRequest) -> Shared:
-    allowed = ""
-    if query.filter or query.candidates is not None:
-        allowed = json.dumps([query.filter, query.candidates], sort_keys=True)
-    return Shared(query.bundle or "main", query.k, query.exclude_seen, allowed)
-
-
 Query = RecommendRequest | Similar
 Observe = Callable[[str, float], object]
 
 
-def _unobserved(stage: str, seconds: float) -> None:
-    pass
-
-
 def answer_all(
-    bundles: Mapping[str, LiveBundle], queries: Sequence[Query], observe: Observe = _unobserved
+    bundles: Mapping[str, LiveBundle],
+    queries: Sequence[Query],
+    observe: Observe = lambda *_: None,
 ) -> list[Answer | Exception]:
     """Answer queries; a query that cannot be answered gets its exception instead.
 
@@ -101,7 +81,7 @@ def answer_all(
     """
     serving = {slot: live.serving for slot, live in bundles.items()}
     answers: dict[int, Answer | Exception] = {}
-    groups: dict[Shared, list[int]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for place, query in enumerate(queries):
         if isinstance(query, Similar):
             try:
@@ -109,10 +89,12 @@ def answer_all(
             except Exception as error:  # concerns this query alone
                 answers[place] = error
         else:
-            groups[_shared(query)].append(place)
-    for shared, places in groups.items():
+            allowed = json.dumps([query.filter, query.candidates], sort_keys=True)
+            shared = (query.bundle or "main", query.k, query.exclude_seen, allowed)
+            groups[shared].append(place)
+    for (slot, *_), places in groups.items():
         group = [query for place in places if isinstance(query := queries[place], RecommendRequest)]
-        found = _recommend(serving[shared.slot], group, observe)
+        found = _recommend(serving[slot], group, observe)
         answers.update(zip(places, found, strict=True))
     return [answers[place] for place in range(len(queries))]
 

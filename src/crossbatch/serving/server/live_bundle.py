@@ -13,22 +13,18 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from crossbatch.cache import release
 from crossbatch.remote import local_path
-from crossbatch.serving import BundleError, open_bundle
+from crossbatch.serving import Bundle, BundleError, open_bundle
 from crossbatch.serving.server.items import ItemFacts
 from crossbatch.serving.server.logs import log_event
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from crossbatch.serving import Bundle
 
 Signature = tuple[tuple[str, int, int, int], ...]
 

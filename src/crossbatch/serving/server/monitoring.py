@@ -15,6 +15,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     generate_latest,
     multiprocess,
 )
@@ -25,7 +26,6 @@ from crossbatch.serving.server.messages import INTERNAL, error_response
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from prometheus_client import Metric
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # Set where several processes answer: prometheus_client keeps their numbers in files there.

@@ -20,13 +20,12 @@ from crossbatch.errors import ConfigError
 from crossbatch.serving.server.answers import Answer, Query, answer_all
 from crossbatch.serving.server.logs import Exposures, log_event
 from crossbatch.serving.server.messages import Overloaded, RecommendRequest
-from crossbatch.serving.server.monitoring import REQUEST
+from crossbatch.serving.server.monitoring import REQUEST, Metrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from crossbatch.serving.server.live_bundle import LiveBundle
-    from crossbatch.serving.server.monitoring import Metrics
     from crossbatch.serving.server.run import ServeOptions
 
 Q = TypeVar("Q")

@@ -14,7 +14,7 @@ import signal
 import tempfile
 import time
 from contextlib import suppress
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 from prometheus_client.multiprocess import mark_process_dead
@@ -25,7 +25,6 @@ from crossbatch.serving.server.monitoring import METRICS_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
     Serve = Callable[[Callable[[], None]], None]
