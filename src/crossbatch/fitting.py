@@ -23,6 +23,7 @@ from crossbatch.remote import is_url, local_path
 from crossbatch.results import FitResult
 from crossbatch.training.auto_model import MOST_USERS, choose_model
 from crossbatch.training.build import resolve
+from crossbatch.training.cooccurrence import FirstVectors
 from crossbatch.training.distributed.start import joined, restarted, together
 from crossbatch.training.progress import Progress, Tracker
 from crossbatch.training.run import Plan, Probe, train_run
@@ -107,6 +108,7 @@ def fit(
         folder = together(ranks, lambda: RunFolder(Path(out), resume=continues, writes=writes))
         try:
             shown, race = (writes and progress) or Progress(), None
+            vectors: FirstVectors | None = None
             if test and not dataset.num_eval_users("test"):
                 test = False
                 shown.say("the dataset has no test users: the result is of validation users alone")
@@ -118,8 +120,9 @@ def fit(
             evaluator = RunEvaluator(dataset, recipe, ranks, shown.items)
             if recipe.model.name == "auto":
                 measure, say = partial(_validation_metric, dataset), shown.say
+                vectors = FirstVectors(dataset, recipe.train)
                 choose = partial(choose_model, recipe, dataset, folder, measure, say, ranks)
-                race = together(ranks, choose)
+                race = together(ranks, partial(choose, vectors=vectors))
                 recipe = race.applied_to(recipe)
                 evaluator = RunEvaluator(dataset, recipe, ranks, shown.items)
             plan = Plan(
@@ -134,6 +137,7 @@ def fit(
                 ranks,
                 race,
                 start,
+                vectors,
             )
             return FitResult(train_run(plan, folder))
         finally:

@@ -10,17 +10,19 @@ import pytest
 import torch
 
 from crossbatch.errors import ConfigError
+from crossbatch.kernels import near_pairs as kernel
+from crossbatch.kernels.compiler import usable
+from crossbatch.kernels.near_pairs import DECAY, DOUBT, WINDOW
 from crossbatch.models import build_model
 from crossbatch.training import cooccurrence
 from crossbatch.training.build import build_trainer, resolve
 from crossbatch.training.cooccurrence import (
-    DECAY,
-    DOUBT,
-    WINDOW,
+    FirstVectors,
     begin_with_vectors,
     cooccurrence_vectors,
     leading_vectors,
     near_pairs,
+    orthogonalise,
 )
 
 
@@ -53,15 +55,26 @@ def dense(pairs):
     return (half + half.T).numpy()
 
 
+@pytest.fixture(params=[True, False], ids=["compiled", "NumPy"])
+def either_way(request, monkeypatch):
+    """Both forms of the count, whatever there is to count."""
+    if request.param and not usable():
+        pytest.skip("needs numba")
+    monkeypatch.setattr(kernel, "WORTH_COMPILING", 1 if request.param else math.inf)
+
+
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("at_once", [1, 40, 1 << 20])
 def test_pairs_are_those_of_a_double_loop(monkeypatch, at_once):
-    monkeypatch.setattr(cooccurrence, "PAIRS", at_once)
+    monkeypatch.setattr(cooccurrence, "AT_ONCE", at_once)
+    monkeypatch.setattr(kernel, "PAIRS", at_once)
     rng = np.random.default_rng(0)
     offsets, items = sequences(rng, 12, [0, 1, 2, 30, 5, 0, 14])
     pairs = near_pairs(offsets, items, 12)
     np.testing.assert_allclose(dense(pairs), by_hand(offsets, items, 12), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("either_way")
 def test_of_many_pairs_those_with_the_most_information_of_either_item_stay(monkeypatch):
     monkeypatch.setattr(cooccurrence, "MOST_PAIRS", 0)
     monkeypatch.setattr(cooccurrence, "FEWEST", 2)
@@ -76,6 +89,35 @@ def test_of_many_pairs_those_with_the_most_information_of_either_item_stay(monke
     np.testing.assert_allclose(dense(near_pairs(offsets, items, 15)), expected, rtol=1e-5)
 
 
+@pytest.mark.skipif(not usable(), reason="needs numba")
+@pytest.mark.parametrize("most", [1, 4, 7, 1000])
+def test_compiled_code_finds_what_numpy_does(monkeypatch, most):
+    monkeypatch.setattr(kernel, "WORTH_COMPILING", 1)
+    rng = np.random.default_rng(most)
+    offsets, items = sequences(rng, 80, rng.integers(0, 40, 300))  # many equal weights
+    found, wanted = (
+        kernel.nearest(offsets, items, 90, most),
+        kernel.definition(offsets, items, 90, most),
+    )
+    for name in ("ends", "least", "last"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
+    for start, end in pairwise([0, *wanted.ends]):
+        own, other = (np.argsort(each.columns[start:end]) + start for each in (found, wanted))
+        np.testing.assert_array_equal(found.columns[own], wanted.columns[other])
+        np.testing.assert_allclose(found.values[own], wanted.values[other], rtol=1e-6)
+
+
+@pytest.mark.skipif(not usable(), reason="needs numba")
+@pytest.mark.parametrize(
+    ("offsets", "items"), [([0, 3], [1, 5, 2]), ([0, 3], [1, -1, 2]), ([0, 4], [1, 2, 3]),
+                           ([0, 2, 1, 3], [1, 2, 3])]
+)  # fmt: skip
+def test_compiled_code_refuses_what_is_out_of_range(monkeypatch, offsets, items):
+    monkeypatch.setattr(kernel, "WORTH_COMPILING", 1)
+    with pytest.raises(ValueError, match="items must be ids below 5"):
+        kernel.nearest(np.array(offsets), np.array(items), 5, 3)
+
+
 def test_vectors_are_leading_eigenvectors():
     offsets, items = sequences(np.random.default_rng(2), 40, [25] * 12)
     pairs = near_pairs(offsets, items, 40)
@@ -87,6 +129,34 @@ def test_vectors_are_leading_eigenvectors():
     vectors, whole = np.linalg.eigh(dense(pairs).astype(np.float64))
     part = np.where(vectors > 0, vectors, 0)
     np.testing.assert_allclose(found @ found.T, (whole * part) @ whole.T, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [8, 9, 20, 64])
+def test_columns_are_made_orthogonal_in_place(monkeypatch, rows):
+    monkeypatch.setattr(cooccurrence, "ROWS", rows)
+    given = torch.randn(61, 4, generator=torch.Generator().manual_seed(0))
+    given[:, 3] = given[:, 0] - given[:, 1]  # three of four columns are independent
+    given[20:45] = 0
+    columns = given.clone()
+    r = orthogonalise(columns)
+    torch.testing.assert_close(columns.T @ columns, torch.eye(4))
+    torch.testing.assert_close(columns @ r, given)
+
+
+@pytest.mark.parametrize(("at_once", "rows"), [(3, 10), (100, 10), (3, 1000)])
+def test_blocks_leave_the_eigenvectors_the_same(monkeypatch, at_once, rows):
+    """And items without pairs are zeros, wherever they stand in a block."""
+    rng = np.random.default_rng(6)
+    offsets, items = sequences(rng, 30, [25] * 20)
+    pairs = near_pairs(offsets, 2 * items, 61)  # even ones alone
+    expected, vectors = np.linalg.eigh(dense(pairs).astype(np.float64))
+    monkeypatch.setattr(cooccurrence, "COLUMNS", at_once)
+    monkeypatch.setattr(cooccurrence, "ROWS", rows)
+    monkeypatch.setattr(cooccurrence, "ROUNDS", 60)  # until it has found them
+    found = leading_vectors(pairs, 5, torch.Generator().manual_seed(0)).double().numpy()
+    exact = (vectors[:, -5:] * expected[-5:]) @ vectors[:, -5:].T
+    np.testing.assert_allclose(found @ found.T, exact, atol=1e-3)
+    assert not found[[0, *range(1, 62, 2)]].any()
 
 
 def test_items_of_two_groups_lie_apart():
@@ -127,7 +197,7 @@ def test_a_run_begins_with_them(dataset, recipe):
     chosen = resolve(normalised(recipe), dataset)
     model = build_trainer(chosen, dataset).model
     said = []
-    assert begin_with_vectors(model, chosen, dataset, said.append)
+    assert begin_with_vectors(model, chosen, FirstVectors(dataset, chosen.train).of, said.append)
     assert len(said) == 1
     pairs = near_pairs(*dataset.train_sequences(), dataset.num_items)
     expected = cooccurrence_vectors(pairs, model.item_tower.table.dim)
@@ -136,14 +206,32 @@ def test_a_run_begins_with_them(dataset, recipe):
     torch.testing.assert_close(model.items(ids), expected[1:])  # content is left out at first
 
 
-def test_vectors_of_one_width_are_counted_once(dataset, recipe, monkeypatch):
-    chosen, known = resolve(normalised(recipe), dataset), {}
+def test_vectors_are_counted_once(dataset, recipe, monkeypatch):
+    chosen = resolve(normalised(recipe), dataset)
     models = [build_trainer(chosen, dataset).model for _ in range(2)]
-    assert begin_with_vectors(models[0], chosen, dataset, known=known)
+    dim = models[0].item_tower.table.dim
+    vectors = FirstVectors(dataset, chosen.train)
+    assert begin_with_vectors(models[0], chosen, vectors.of)
     monkeypatch.setattr(cooccurrence, "near_pairs", None)  # to call it again would fail
-    assert begin_with_vectors(models[1], chosen, dataset, known=known)
+    assert begin_with_vectors(models[1], chosen, vectors.leading)
     first, second = (model.item_tower.table.weight for model in models)
     assert torch.equal(first, second)
+    vectors.forget()
+    with pytest.raises(TypeError):
+        vectors.of(dim)
+
+
+def test_narrow_vectors_are_the_leading_dimensions_of_wide_ones(dataset, recipe, monkeypatch):
+    train = resolve(normalised(recipe), dataset).train
+    vectors = FirstVectors(dataset, train, width=12)
+    narrow = vectors.leading(5)
+    monkeypatch.setattr(cooccurrence, "near_pairs", None)
+    wide = vectors.of(12)
+    pairs = near_pairs(*dataset.train_sequences(), dataset.num_items)
+    assert torch.equal(wide, cooccurrence_vectors(pairs, 12, seed=train.seed))
+    expected = wide[1:, :5] / wide[1:, :5].norm(dim=1, keepdim=True)
+    torch.testing.assert_close(narrow[1:], expected)
+    assert not narrow[0].any()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +242,7 @@ def test_where_they_would_not_be_what_is_scored_items_begin_at_random(dataset, r
     chosen = resolve(replace(chosen, model=replace(chosen.model, **model)), dataset)
     towers = build_trainer(chosen, dataset).model
     before = {name: value.clone() for name, value in towers.state_dict().items()}
-    assert not begin_with_vectors(towers, chosen, dataset)
+    assert not begin_with_vectors(towers, chosen, FirstVectors(dataset, chosen.train).of)
     assert all(torch.equal(value, before[name]) for name, value in towers.state_dict().items())
 
 
@@ -162,10 +250,10 @@ def test_towers_of_a_users_own_begin_as_they_were_made(dataset, recipe):
     class Own(torch.nn.Module):
         item_tower = None
 
-    assert not begin_with_vectors(Own(), normalised(recipe), dataset)
+    assert not begin_with_vectors(Own(), normalised(recipe), None)
     model = build_model("youtube_dnn", dataset.num_items, 8)
     model.item_tower = type("Subclass", (type(model.item_tower),), {})(dataset.num_items, 8)
-    assert not begin_with_vectors(model, normalised(recipe), dataset)
+    assert not begin_with_vectors(model, normalised(recipe), None)
 
 
 def test_an_unknown_beginning_is_refused(recipe):

@@ -1,18 +1,27 @@
 """Memory of a training process: large pages for large tables, and freed memory kept for reuse."""
 
+from __future__ import annotations
+
 import ctypes
+import gc
 import mmap
 import os
 import sys
+from contextlib import contextmanager
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WORTH_IT = 1 << 23  # bytes
 ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux has it
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # options of `mallopt`, from malloc.h
 KEPT = 1 << 30  # bytes: larger tensors are the system's own business
+LARGE = 1 << 24  # bytes
 CHOSEN_BY_USER = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -56,13 +65,39 @@ def keep_freed_memory() -> bool:
     """
     if sys.platform != "linux" or any(name in os.environ for name in CHOSEN_BY_USER):
         return False
+    return _keep_up_to(KEPT)
+
+
+def _keep_up_to(size: int) -> bool:
+    """Whether the C library now keeps freed blocks of up to so many bytes."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     # Older versions of the library refuse so high a limit; then nothing changes.
-    return bool(mallopt and mallopt(MMAP_THRESHOLD, KEPT) and mallopt(TRIM_THRESHOLD, KEPT))
+    return bool(mallopt and mallopt(MMAP_THRESHOLD, size) and mallopt(TRIM_THRESHOLD, size))
+
+
+@contextmanager
+def freed_at_once() -> Iterator[None]:
+    """Within it, freed tensors of more than `LARGE` go back to the system: for work done once.
+
+    Otherwise the most that such work needs would be part of the process until its end.
+    """
+    keeps = keep_freed_memory()
+    if keeps:
+        _keep_up_to(LARGE)
+    try:
+        yield
+    finally:
+        if keeps:
+            _keep_up_to(KEPT)
+        return_freed_memory()
 
 
 def return_freed_memory() -> None:
-    """Give freed memory back to the system once, after work that needed more than a step does."""
+    """Give freed memory back to the system once, after work that needed more than a step does.
+
+    Trainers are among what only the garbage collector frees: their parts refer to each other.
+    """
+    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim:
         trim(0)

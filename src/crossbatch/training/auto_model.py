@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import ConfigError, DataError, DivergedError
 from crossbatch.files import SEAL, read_document, seal_is_broken, sealed, write_document
+from crossbatch.training.cooccurrence import FirstVectors
 from crossbatch.training.race import Measurement, Race
 from crossbatch.training.run_folder import OWN_MODEL, RACE, RunFolder, sealed_entry
 
@@ -99,6 +100,7 @@ def choose_model(
     say: Callable[[str], None] = lambda _: None,
     ranks: Ranks | None = None,
     clock: Callable[[], float] | None = None,
+    vectors: FirstVectors | None = None,
 ) -> ModelChoice:
     """The choice of the first session of a run, or a race that makes it.
 
@@ -110,6 +112,7 @@ def choose_model(
         say: Gets a sentence at the start and at the end of a race.
         ranks: Processes that train together; they do not race.
         clock: As in `Race`.
+        vectors: Where items begin; what is counted for the race is kept there.
 
     Raises:
         ConfigError: If the recipe is another one than that of the run in the folder.
@@ -142,7 +145,10 @@ def choose_model(
             f"each and the better half continues, within {seconds:g} CPU seconds"
         )
         measured, keep = record.read(), record.write
-        race = Race(record.candidates, dataset, measure, steps, seconds, measured, keep, clock)
+        vectors = vectors or FirstVectors(dataset, recipe.train)
+        vectors.width = max(map(table_width, candidates.values()))
+        how = (measure, steps, seconds, measured, keep, clock, vectors)
+        race = Race(record.candidates, dataset, *how)
         choice = _choice(race, race.run(), candidates, asked, level_share(dataset))
     say(str(choice))
     return choice
@@ -294,6 +300,12 @@ def with_width(recipe: Recipe, dataset: Dataset) -> Recipe:
     samples = dataset.num_samples(recipe.train.min_history, recipe.train.newest_days)
     width = NARROW if samples < FEW_SAMPLES else WIDE
     return replace(recipe, model=replace(recipe.model, dim=width))
+
+
+def table_width(recipe: Recipe) -> int:
+    """Dimensions of an item's row."""
+    width: int = recipe.model.item.get("id_dim") or recipe.model.dim
+    return width
 
 
 def raced(candidates: dict[str, Recipe], options: dict[str, Any]) -> dict[str, Recipe]:

@@ -24,26 +24,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
-from crossbatch.kernels.memory import return_freed_memory
+from crossbatch.kernels.memory import freed_at_once, return_freed_memory
+from crossbatch.kernels.near_pairs import nearest
 from crossbatch.models import EmbeddingTable, ItemTower
 from crossbatch.training.threads import using
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from crossbatch.config import Recipe
+    from crossbatch.config import Recipe, TrainConfig
     from crossbatch.data import Dataset
 
-WINDOW = 10  # places to either side that are near
-DECAY = 0.2  # a pair counts e^(−DECAY) times as much with each place between its items
-DOUBT = 1.0  # pairs of this weight count half: what was seen once may be chance
 MOST_PAIRS, FEWEST = 16_000_000, 50  # pairs kept in all, but so many of each item at least
-PAIRS = 1 << 20  # items or pairs counted at once: bounds the working memory at some 50 MB
+AT_ONCE = 1 << 20  # pairs handled at once: bounds the working memory
 OVERSAMPLED, ROUNDS = 8, 3  # of the search for eigenvectors: further columns, and products
+COLUMNS, ROWS = 32, 4096  # multiplied, or made orthogonal, at once: bounds the working memory
 NOISE = 0.1  # length of a random part where there are fewer eigenvectors than dimensions
 
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 def cooccurrence_vectors(pairs: Pairs, dim: int, *, seed: int = 0) -> Tensor:
@@ -71,6 +69,12 @@ class Pairs:
     def __matmul__(self, columns: Tensor) -> Tensor:
         return (self.half @ columns).addmm_(self.transposed, columns)
 
+    @property
+    def empty(self) -> Tensor:
+        """Which rows have no entry: bool `[n]`."""
+        counts = [part.crow_indices().diff() for part in (self.half, self.transposed)]
+        return (counts[0] + counts[1]) == 0
+
 
 def near_pairs(
     offsets: npt.NDArray[np.integer], items: npt.NDArray[np.integer], num_items: int
@@ -85,83 +89,15 @@ def near_pairs(
         num_items: Ids run from 1 to this.
     """
     n, bounds = num_items + 1, np.asarray(offsets, np.int64)
-    most = max(FEWEST, MOST_PAIRS // n)
-    by_distance = np.exp(-DECAY * np.arange(WINDOW))
-    degrees = _degrees(bounds, items, n, by_distance)
-    total, count = degrees.sum(), 0
-    columns, values = np.empty(n * most, np.int32), np.empty(n * most, np.float32)
-    counts, last = np.zeros(n, np.int64), np.zeros(n, np.int64)  # of each row: kept, the last item
-    for row, other, common in _counted(bounds, items, n, by_distance):
-        information = np.log(common * total / (degrees[row] * degrees[other]))
-        information = (information * common / (common + DOUBT)).astype(np.float32)
-        kept = np.flatnonzero(information > 0)
-        row, other, information = row[kept], other[kept], information[kept]
-        # Rows ascend: the sort stays within them.
-        order = np.lexsort((other, -information, row))
-        order = order[np.arange(len(row)) - np.searchsorted(row, row) < most]
-        new, row = slice(count, count + len(order)), row[order]
-        columns[new], values[new], count = other[order], information[order], new.stop
-        counts[row] = np.searchsorted(row, row, side="right") - np.searchsorted(row, row)
-        last[row] = columns[new]
-    columns, values = columns[:count], values[:count]
-    ends = np.cumsum(counts)
-    least = np.where(counts == most, values[ends - 1] if count else 0, 0)
+    found = nearest(bounds, np.asarray(items), n, max(FEWEST, MOST_PAIRS // n))
     # What both items keep is in the matrix and in its transpose.
-    for start in range(0, count, PAIRS):
-        column, value = columns[start : start + PAIRS], values[start : start + PAIRS]
-        row = np.searchsorted(ends, np.arange(start, start + len(value)), side="right")
-        level = (value == least[column]) & (row <= last[column])
-        value[(value > least[column]) | level] /= 2
-    return Pairs(n, _csr(ends, columns, values, n), _transposed(ends, columns, values, n))
-
-
-def _degrees(offsets: Ints, items: npt.NDArray[np.integer], n: int, by_distance: Floats) -> Floats:
-    """`[n]` weights of all pairs that each item is in."""
-    degrees, start = np.zeros(n), 0
-    while start < len(offsets) - 1:  # a run of whole sequences
-        until = int(np.searchsorted(offsets, offsets[start] + PAIRS, side="right")) - 1
-        ends = offsets[start : max(until, start + 1) + 1]
-        some = items[ends[0] : ends[-1]].astype(np.int64)
-        last = np.repeat(ends[1:] - ends[0], np.diff(ends))
-        for distance, weight in enumerate(by_distance, start=1):
-            near = np.flatnonzero(np.arange(len(some)) + distance < last)
-            a, b = some[near], some[near + distance]
-            differ = a != b
-            degrees += weight * np.bincount(a[differ], minlength=n)
-            degrees += weight * np.bincount(b[differ], minlength=n)
-        start += len(ends) - 1
-    return degrees
-
-
-def _counted(
-    offsets: Ints, items: npt.NDArray[np.integer], n: int, by_distance: Floats
-) -> Iterator[tuple[Ints, Ints, Floats]]:
-    """Yield, for runs of items, pairs of them and other items, ascending, and their weights."""
-    # There are four numbers for each interaction of the log: half the memory where they fit.
-    whole = np.int32 if len(items) < 2**31 else np.int64
-    bounds, lengths = offsets.astype(whole), np.diff(offsets)
-    first, last = np.repeat(bounds[:-1], lengths), np.repeat(bounds[1:], lengths)
-    order = np.argsort(items, kind="stable").astype(whole)
-    by_item = np.concatenate([[0], np.cumsum(np.bincount(items, minlength=n))])
-    distances = np.concatenate([np.arange(-WINDOW, 0), np.arange(1, WINDOW + 1)])
-    item = 0
-    while item < n:
-        until = np.searchsorted(by_item, by_item[item] + PAIRS // len(distances), side="right") - 1
-        until = min(max(int(until), item + 1), n)
-        places = order[by_item[item] : by_item[until]].astype(np.int64)
-        others = places[:, None] + distances
-        inside = (others >= first[places, None]) & (others < last[places, None])
-        row, which = np.nonzero(inside)
-        own, other = (items[at].astype(np.int64) for at in (places[row], others[inside]))
-        distance = np.abs(distances[which]) - 1
-        differ = own != other
-        # As one number, which sorts faster; equal sets of distances have equal sums.
-        keys = (own[differ] * n + other[differ]) * WINDOW + distance[differ]
-        keys, distance = np.divmod(np.sort(keys), WINDOW)
-        begins = np.flatnonzero(np.diff(keys, prepend=-1))
-        if len(begins):
-            yield *np.divmod(keys[begins], n), np.add.reduceat(by_distance[distance], begins)
-        item = until
+    for start in range(0, len(found.values), AT_ONCE):
+        column, value = (part[start : start + AT_ONCE] for part in (found.columns, found.values))
+        row = np.searchsorted(found.ends, np.arange(start, start + len(value)), side="right")
+        level = (value == found.least[column]) & (row <= found.last[column])
+        value[(value > found.least[column]) | level] /= 2
+    rows = found.ends, found.columns, found.values
+    return Pairs(n, _csr(*rows, n), _transposed(*rows, n))
 
 
 def _transposed(
@@ -173,7 +109,7 @@ def _transposed(
     row = 0
     while row < n:
         start = until[row] - counts[row]
-        after = max(int(np.searchsorted(until, start + PAIRS, side="right")), row + 1)
+        after = max(int(np.searchsorted(until, start + AT_ONCE, side="right")), row + 1)
         inside = np.flatnonzero((columns >= row) & (columns < after))
         inside = inside[np.argsort(columns[inside], kind="stable")]
         turned[start : until[after - 1]] = np.searchsorted(ends, inside, side="right")
@@ -198,27 +134,82 @@ def _csr(
 def leading_vectors(pairs: Pairs, dim: int, generator: torch.Generator) -> Tensor:
     """Eigenvectors `[n, ≤ dim]` of the largest positive eigenvalues λ, the largest first, times √λ.
 
-    Found by subspace iteration from random vectors.
+    Found by subspace iteration from random vectors. Rows without pairs are zeros.
     """
     width = min(dim + OVERSAMPLED, pairs.n)
     basis = torch.randn(pairs.n, width, generator=generator)
+    some = basis.split(COLUMNS, dim=1)  # a product of all would take as much memory again
     for _ in range(ROUNDS):
-        basis = torch.linalg.qr(pairs @ basis)[0]
-    small = basis.T @ (pairs @ basis)
+        for columns in some:
+            columns.copy_(pairs @ columns.contiguous())
+        orthogonalise(basis)
+    small = torch.cat([basis.T @ (pairs @ columns.contiguous()) for columns in some], dim=1)
     values, turn = torch.linalg.eigh((small + small.T) / 2)
     largest = torch.arange(width - 1, max(width - dim, 0) - 1, -1)
     largest = largest[values[largest] > 0]
     vectors: Tensor = basis @ (turn[:, largest] * values[largest].sqrt())
+    vectors[pairs.empty] = 0  # but for rounding they are
     return vectors
+
+
+def orthogonalise(columns: Tensor) -> Tensor:
+    """Replace `columns` `[n, w]` by the Q of their QR decomposition, and return its R `[w, w]`.
+
+    Blocks of rows are decomposed one by one, then their R's likewise: QR of all rows at once would
+    need three times the memory of the columns.
+    """
+    width = columns.shape[1]
+    blocks = columns.tensor_split(max(1, len(columns) // max(ROWS, 2 * width)))
+    if len(blocks) == 1:
+        q, r = torch.linalg.qr(columns)
+        columns.copy_(q)
+        return r
+    rest = torch.cat([orthogonalise(block) for block in blocks])
+    r = orthogonalise(rest)
+    for block, turn in zip(blocks, rest.split(width), strict=True):
+        block.copy_(block @ turn)
+    return r
+
+
+class FirstVectors:
+    """The vectors of one dataset, counted when they are first asked for.
+
+    Args:
+        dataset: Whose training sequences are counted.
+        train: The seed, and threads: sums depend on how they are split.
+        width: So many dimensions are found where candidates for a model ask for fewer.
+    """
+
+    def __init__(self, dataset: Dataset, train: TrainConfig, width: int = 0) -> None:
+        self.dataset, self.train, self.width = dataset, train, width
+        self._known: dict[int, Tensor] = {}
+
+    def of(self, dim: int) -> Tensor:
+        """`[num_items + 1, dim]`."""
+        if dim not in self._known:
+            with freed_at_once(), using(self.train.threads or 1):
+                pairs = near_pairs(*self.dataset.train_sequences(), self.dataset.num_items)
+                self._known[dim] = cooccurrence_vectors(pairs, dim, seed=self.train.seed)
+                del pairs
+        return self._known[dim]
+
+    def leading(self, dim: int) -> Tensor:
+        """`[num_items + 1, dim]`, the leading dimensions of wider ones."""
+        whole = self.of(max(dim, self.width))
+        return whole if whole.shape[1] == dim else normalize(whole[:, :dim], dim=1)
+
+    def forget(self) -> None:
+        """Free them."""
+        self._known.clear()
+        return_freed_memory()
 
 
 @torch.no_grad()
 def begin_with_vectors(
     model: Any,
     recipe: Recipe,
-    dataset: Dataset,
+    vectors: Callable[[int], Tensor],
     say: Callable[[str], None] = lambda _: None,
-    known: dict[int, Tensor] | None = None,
 ) -> bool:
     """Give items their first vectors, where `model.init` asks for it and the model allows it.
 
@@ -228,9 +219,8 @@ def begin_with_vectors(
     Args:
         model: Towers as they were built.
         recipe: By which they were built.
-        dataset: Whose training sequences are counted.
+        vectors: Gives vectors of so many dimensions: a method of `FirstVectors`.
         say: Gets a sentence for the user.
-        known: Vectors of the same dataset and seed by their width; new ones are added.
 
     Returns:
         Whether it did; otherwise items begin at random.
@@ -241,14 +231,8 @@ def begin_with_vectors(
     table, layers = tower.table, tower.layers
     if not isinstance(table, EmbeddingTable) or (layers is not None and len(layers) > 1):
         return False
-    began, known = time.perf_counter(), {} if known is None else known
-    if table.dim not in known:
-        with using(recipe.train.threads or 1):  # sums depend on how they are split
-            pairs = near_pairs(*dataset.train_sequences(), dataset.num_items)
-            known[table.dim] = cooccurrence_vectors(pairs, table.dim, seed=recipe.train.seed)
-            del pairs
-        return_freed_memory()
-    table.weight.copy_(known[table.dim])
+    began = time.perf_counter()
+    table.weight.copy_(vectors(table.dim))
     if layers is not None:
         nn.init.eye_(cast("Tensor", layers[0].weight))
     seconds = time.perf_counter() - began

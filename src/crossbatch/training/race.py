@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from crossbatch.errors import Interrupted
-from crossbatch.kernels.memory import return_freed_memory
+from crossbatch.kernels.memory import freed_at_once, return_freed_memory
 from crossbatch.negatives import NonFiniteLossError
 from crossbatch.training.build import build_trainer, draw_batches, pick_device
-from crossbatch.training.cooccurrence import begin_with_vectors
+from crossbatch.training.cooccurrence import FirstVectors, begin_with_vectors
 from crossbatch.training.loop import interrupt_flag
 from crossbatch.training.threads import using
 
@@ -69,6 +69,7 @@ class Race:
         measured: What was measured in earlier sessions, and is not measured again.
         keep: Called after each measurement with all of them.
         clock: CPU seconds; by default those of this process, and wall time on a GPU.
+        vectors: Where items begin; candidates begin with the leading dimensions of these.
     """
 
     candidates: Mapping[str, Recipe]
@@ -79,8 +80,8 @@ class Race:
     measured: list[Measurement] = field(default_factory=list)
     keep: Callable[[list[Measurement]], None] = lambda _: None
     clock: Callable[[], float] | None = None
+    vectors: FirstVectors | None = None
     _contenders: dict[str, Contender] = field(default_factory=dict)
-    _first_vectors: dict[int, torch.Tensor] = field(default_factory=dict)  # by their width
     _interrupted: Callable[[], bool] = lambda: False
 
     def run(self) -> list[Measurement]:
@@ -92,6 +93,7 @@ class Race:
         train = next(iter(self.candidates.values())).train
         steps = -(-self.first_steps // train.accumulate) * train.accumulate
         names, steps = list(self.candidates), min(steps, train.max_steps)
+        self.vectors = self.vectors or FirstVectors(self.dataset, train)
         with interrupt_flag() as self._interrupted:
             while True:
                 self._round(names, steps)
@@ -106,7 +108,6 @@ class Race:
     def _free(self) -> None:
         """Free what the candidates took, before the winner trains."""
         self._contenders.clear()
-        self._first_vectors.clear()
         return_freed_memory()
 
     def cpu_seconds(self) -> float:
@@ -115,6 +116,17 @@ class Race:
 
     def _fits(self, ahead: Sequence[Measurement], steps: int) -> bool:
         needed = sum((steps - e.steps) * e.step_seconds + e.eval_seconds for e in ahead)
+        return self.cpu_seconds() + needed <= self.seconds
+
+    def _continues(self, done: Sequence[Measurement], names: Sequence[str]) -> bool:
+        """Whether another round fits, if the other `names` cost what those `done` did.
+
+        Where it comes unexpectedly, candidates catch up as after an interruption.
+        """
+        steps, each = done[0].steps, 1 / len(done)
+        rest = (len(names) - len(done)) * each * sum(e.seconds for e in done)
+        next_round = sum(steps * e.step_seconds + e.eval_seconds for e in done)
+        needed = rest + staying(len(names)) * each * next_round
         return self.cpu_seconds() + needed <= self.seconds
 
     def _ranked(self, names: Sequence[str], steps: int) -> list[Measurement]:
@@ -130,8 +142,10 @@ class Race:
                 self.measured.append(self._measurement(name, steps))
                 self.keep(self.measured)
             # Towers and optimisers can be large: those that are out make room for the next ones.
-            for out in self._ranked(names, steps)[staying(len(names)) :]:
-                self._contenders.pop(out.candidate, None)
+            done = self._ranked(names, steps)
+            out = done[staying(len(names)) :] if self._continues(done, names) else done
+            if sum(self._contenders.pop(each.candidate, None) is not None for each in out):
+                return_freed_memory()
 
     def _measurement(self, name: str, steps: int) -> Measurement:
         """Train a candidate from its measurement before to `steps` steps, and measure it."""
@@ -139,7 +153,7 @@ class Race:
         on_cpu = pick_device(recipe.train.device).type == "cpu"
         clock = self.clock or (time.process_time if on_cpu else time.perf_counter)
         contender = self._contenders.pop(name, None)
-        contender = contender or Contender(recipe, self.dataset, self._first_vectors)
+        contender = contender or Contender(recipe, self.dataset, self.vectors)
         # Not counted: compilation in the first step, and what an earlier session has counted.
         stops = [1, *(each.steps for each in self.measured if each.candidate == name)]
         value, start = math.nan, clock()
@@ -149,7 +163,7 @@ class Race:
             start = clock()
             contender.train(steps, self._interrupted)
             trained = clock()
-            with using(recipe.train.threads or torch.get_num_threads()):
+            with freed_at_once(), using(recipe.train.threads or torch.get_num_threads()):
                 value = self.measure(contender.trainer.model, recipe)
             self._contenders[name] = contender
         except NonFiniteLossError:
@@ -169,17 +183,15 @@ class Contender:
     """A candidate in training; its random numbers do not depend on when the others train."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        dataset: Dataset,
-        first_vectors: dict[int, torch.Tensor] | None = None,
+        self, recipe: Recipe, dataset: Dataset, vectors: FirstVectors | None = None
     ) -> None:
         # Which negatives to use is measured with the winner's towers, when it trains.
         if recipe.sampler["name"] == "auto":
             recipe = replace(recipe, sampler={"name": "in_batch"})
         with torch.random.fork_rng():
             self.trainer = build_trainer(recipe, dataset)
-            begin_with_vectors(self.trainer.model, recipe, dataset, known=first_vectors)
+            vectors = vectors or FirstVectors(dataset, recipe.train)
+            begin_with_vectors(self.trainer.model, recipe, vectors.leading)
             self._random = _random_state()
         device = pick_device(recipe.train.device)
         batches = draw_batches(recipe.train, dataset, later=self.trainer.mask_later)

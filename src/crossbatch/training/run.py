@@ -18,10 +18,11 @@ import torch
 
 from crossbatch.errors import DataError, DivergedError, Interrupted
 from crossbatch.files import flat, sealed
+from crossbatch.kernels.memory import freed_at_once, return_freed_memory
 from crossbatch.negatives import CrossBatchSampler, NonFiniteLossError
 from crossbatch.training.auto_sampler import SamplerChoice, choose_sampler, is_table
 from crossbatch.training.build import build_trainer, draw_batches, pick_device, resolve
-from crossbatch.training.cooccurrence import begin_with_vectors
+from crossbatch.training.cooccurrence import FirstVectors, begin_with_vectors
 from crossbatch.training.distributed.start import check_alike, together
 from crossbatch.training.distributed.trainer import RankTrainer
 from crossbatch.training.journal import Journal, Monitor, without_nan
@@ -103,6 +104,7 @@ class Plan:
     ranks: Ranks | None = None
     race: ModelChoice | None = None  # what an "auto" model stands for; the recipe has it
     start: WarmStart | None = None  # the earlier model to start from; the recipe fits it
+    vectors: FirstVectors | None = None  # where items begin, if a race has counted it
 
     @property
     def own_model(self) -> str | None:
@@ -144,7 +146,7 @@ def train_run(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     try:
         with using(session.threads):
             session.train()
-            with using(session.eval_threads):
+            with freed_at_once(), using(session.eval_threads):
                 return session.finish()
     finally:
         session.journal.close()
@@ -194,7 +196,9 @@ def _restored(
         towers = cast("TwoTower", trainer.model)
         plan.progress.say(plan.start.load_into(towers, plan.dataset, trainer.optimizer))
     elif not saved and plan.model is None:
-        begin_with_vectors(trainer.model, recipe, plan.dataset, plan.progress.say)
+        vectors = plan.vectors or FirstVectors(plan.dataset, recipe.train)
+        begin_with_vectors(trainer.model, recipe, vectors.of, plan.progress.say)
+        vectors.forget()
     if saved and saved.get(START) != (plan.start.checksum if plan.start else None):
         raise _other_run(folder, "began from other weights")
     if choice and saved.get("sampler") not in (None, choice.sampler):
@@ -221,6 +225,7 @@ def _chosen_once(plan: Plan, folder: RunFolder) -> SamplerChoice:
     else:
         alone = plan.ranks is None
         choice = choose_sampler(plan.recipe, plan.dataset, plan.model, alone=alone)
+        return_freed_memory()
     if plan.ranks is not None:  # each rank has measured for itself
         choice = plan.ranks.collect_objects(choice)[0]
     plan.progress.say(str(choice))
@@ -333,7 +338,7 @@ class Session:
         """The validation metrics that decide; the clock of training is stopped."""
         self.monitor.pause()
         began = time.perf_counter()
-        with using(self.eval_threads):
+        with freed_at_once(), using(self.eval_threads):
             max_users = self.plan.recipe.train.eval_users or None
             metrics = self.plan.evaluator.validate(self.trainer.model, max_users)
         self.eval_seconds += time.perf_counter() - began
