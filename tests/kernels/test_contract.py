@@ -298,6 +298,19 @@ def test_stops_that_do_not_cut_the_items_are_refused(name, stops, mode):
         OPS[name].run(*arguments)
 
 
+def test_sums_that_are_not_above_a_floor_may_be_zero(mode):
+    arguments = coarse([40], weights=torch.rand(2, 20))
+    truth = OPS["coarse_scores"].definition(*arguments)
+    rare = truth.amax(dim=0).index_fill(0, torch.tensor([1]), torch.inf)
+    rare[0] = truth[:, 0].median()
+    usual = torch.linspace(-1.0, 1.0, 20)
+    for floor in (rare, usual, torch.zeros(20)):
+        found = OPS["coarse_scores"].run(*arguments, floor)
+        wanted = truth > floor
+        torch.testing.assert_close(found[wanted], truth[wanted], rtol=1e-5, atol=1e-30)
+        assert (found <= truth * (1 + 1e-5)).all()
+
+
 @pytest.mark.parametrize("offsets", [[0, 3, 2], [-1, 3, 9], [0, 3, 10**9]])
 def test_offsets_out_of_range_are_refused(offsets, mode):
     with pytest.raises(ValueError, match="offsets must rise from 0 or more"):

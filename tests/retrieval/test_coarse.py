@@ -64,6 +64,35 @@ def test_lists_are_exact(users):
     assert_best(ExactIndex(items).search(asked, LENGTH), definition(asked, items))
 
 
+@pytest.mark.parametrize("order", ["few first", "mixed"])
+def test_users_with_different_numbers_of_queries(order):
+    items, vectors = unit(ITEMS + 1, DIM), 10 * unit(100, K, DIM, seed=1)
+    generator = torch.Generator().manual_seed(5)
+    present = torch.rand(100, K, generator=generator) < 0.5
+    present[:, 2] |= ~present.any(dim=1)
+    if order == "few first":
+        present = present.sort(dim=1, descending=True).values
+        present = present[present.sum(dim=1).argsort(stable=True)]
+    weights = torch.randn(100, K, generator=generator).masked_fill(~present, -torch.inf)
+    asked = Queries(vectors, weights)
+    exclude = torch.randint(0, ITEMS + 1, (100, 40), generator=generator)
+    scores = definition(asked, items)
+    scores.scatter_(1, exclude, -torch.inf)
+    certain = CoarseScores(items).search(asked, LENGTH, exclude)[2]
+    assert certain.float().mean() > 0.5
+    assert_best(ExactIndex(items).search(asked, LENGTH, exclude=exclude), scores)
+
+
+def test_many_candidates_of_a_few_users(monkeypatch):
+    # Of some users hundreds of items are scored again, in portions of the memory allowed.
+    monkeypatch.setattr(coarse, "GATHERED", 1 << 13)
+    items, interests = unit(ITEMS + 1, DIM), 10 * unit(USERS, K, DIM, seed=1)
+    items[1:401] = unit(DIM, seed=3) + 1e-4 * unit(400, DIM, seed=4)
+    interests[::5, 0] = 10 * unit(DIM, seed=3)
+    assert CoarseScores(items).search(interests, LENGTH, None)[2].all()
+    assert_best(ExactIndex(items).search(interests, LENGTH), definition(interests, items))
+
+
 def test_items_that_small_integers_cannot_tell_apart(users):
     # 1,000 items within 1e-4 of each user's first interest: coarse scores do not order them.
     interests = 10 * unit(USERS, K, DIM, seed=1)

@@ -15,6 +15,7 @@ import torch
 from crossbatch.kernels.coarse_scores import coarse_scores
 from crossbatch.kernels.topk_scan import scores_above
 from crossbatch.queries import combined, rows_of, weights_of
+from crossbatch.retrieval.query_blocks import by_number, fewest_queries
 from crossbatch.retrieval.topk import MAX_GROUP, Forbidden, below_kth_group, group_size, tile_items
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ LARGEST_CODE = 127
 ROUNDING = 2.0**-24  # largest relative error of a number in float32
 SLACK = 1.001  # for the rounding of the errors themselves
 LARGEST_SCORE = 80.0  # beyond it exp() of a float32 may overflow
-MOST = 32  # items of a user that are scored again, as a multiple of k
+# Items of a user that are scored again: so many times k or, in a large catalogue, a share of it,
+# which takes less time than scoring all for this user, up to more times k.
+MOST, SHARE, MOST_OF_MANY = 32, 16, 256
+TILE_PRODUCTS = 1 << 21  # of a tile
 BLOCK_ROWS = 512  # interests of a block of users
 LANES = 16  # numbers that the processor handles at once: a block has a multiple of so many users
 # With less to multiply, finding the candidates costs more than the products save: multiplications
@@ -105,17 +109,21 @@ class CoarseScores:
             exclude: `[B, X]` item ids never to return for that user; 0 means none.
             allowed: The items that may be returned to any user; None: all.
         """
-        B, K, _ = weights_of(interests)[0].shape
-        rows = max(1, BLOCK_ROWS // (K * LANES)) * LANES
-        blocks = [slice(start, start + rows) for start in range(0, B, rows)]
-        found = [
-            self._search_block(
-                rows_of(interests, block), k, None if exclude is None else exclude[block], allowed
-            )
-            for block in blocks
-        ]
+        interests, order = by_number(interests)
+        if exclude is not None and order is not None:
+            exclude = exclude[order]
+        found, start = [], 0
+        while start < len(interests):
+            some, rows = fewest_queries(interests, start, BLOCK_ROWS, LANES)
+            block = slice(start, start + rows)
+            banned = None if exclude is None else exclude[block]
+            found.append(self._search_block(some, k, banned, allowed))
+            start += rows
         scores, item_ids, certain = map(torch.cat, zip(*found, strict=True))
-        return scores, item_ids, certain
+        if order is None:
+            return scores, item_ids, certain
+        back = order.argsort()
+        return scores[back], item_ids[back], certain[back]
 
     def _search_block(
         self,
@@ -128,21 +136,23 @@ class CoarseScores:
         b, K, d = vectors.shape
         queries = vectors.transpose(0, 1).reshape(K * b, d)
         codes, factors, errors = rounded(queries)
+        most = max(MOST * k, min(MOST_OF_MANY * k, len(self.vectors) // SHARE))
         bound, largest = self._bound(queries.norm(dim=1).view(K, b), errors.view(K, b))
         if log_weights is None:
             weights, shrunk = factors.new_empty(0, b), torch.ones_like(bound)
-            found = Candidates(k, shrunk, 2 * bound, bound.isfinite())
+            found = Candidates(k, most, shrunk, 2 * bound, bound.isfinite())
         else:  # sums of weight · exp(score), which grow with their logarithm
             weights, shrunk = log_weights.T.exp(), torch.exp(-2 * bound)
-            found = Candidates(k, shrunk, torch.zeros_like(bound), largest <= LARGEST_SCORE)
+            found = Candidates(k, most, shrunk, torch.zeros_like(bound), largest <= LARGEST_SCORE)
         factors, forbidden = factors.view(K, b), Forbidden(exclude, allowed, vectors.device)
-        n = tile_items(len(self.vectors) - 1, K * b)
+        n = tile_items(len(self.vectors) - 1, K * b, TILE_PRODUCTS)
         products = torch.empty(n, K * b, dtype=torch.int32)
         for start in range(1, len(self.vectors), n):
             tile = self.codes[start : start + n]
             torch._int_mm(tile, codes.T, out=products[: len(tile)])
             of_items = self.factors[start : start + n]
-            scores = coarse_scores(products[: len(tile)].view(-1, K, b), of_items, factors, weights)
+            here = products[: len(tile)].view(-1, K, b)
+            scores = coarse_scores(here, of_items, factors, weights, found.floor())
             forbidden.apply(scores.unsqueeze(1), start)
             found.scan(scores, first_id=start)
         found.merge()
@@ -151,20 +161,25 @@ class CoarseScores:
 
     def _best(self, interests: Tensor | Queries, item_ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k best of candidates `[b, C]` in ascending order, 0 for none, by exact scores."""
-        b, C = item_ids.shape
-        users = max(1, GATHERED // (C * self.vectors.shape[1]))
-        found = []
-        for start in range(0, b, users):
-            some = item_ids[start : start + users]
-            vectors, log_weights = weights_of(rows_of(interests, slice(start, start + users)))
-            gathered = self.vectors.index_select(0, some.reshape(-1)).view(*some.shape, -1)
+        d, counts = self.vectors.shape[1], (item_ids != 0).sum(dim=1)
+        counts, order = counts.clamp_min(k).sort(stable=True)  # those with about as many together
+        found, start = [], 0
+        while start < len(order):
+            numbers = counts[start:] * torch.arange(1, len(order) - start + 1) * d
+            users = max(1, int((numbers <= GATHERED).sum()))
+            some, C = order[start : start + users], int(counts[start : start + users][-1])
+            places = item_ids[some, :C]
+            vectors, log_weights = weights_of(rows_of(interests, some))
+            gathered = self.vectors.index_select(0, places.reshape(-1)).view(*places.shape, -1)
             scores = combined(torch.bmm(vectors, gathered.transpose(1, 2)), log_weights)
-            scores = scores.masked_fill(some == 0, -torch.inf)
+            scores = scores.masked_fill(places == 0, -torch.inf)
             # Of equal scores the smaller id comes first.
-            ranked, order = scores.sort(dim=1, descending=True, stable=True)
-            found.append((ranked[:, :k], some.gather(1, order[:, :k])))
+            ranked, ranking = scores.sort(dim=1, descending=True, stable=True)
+            found.append((ranked[:, :k], places.gather(1, ranking[:, :k])))
+            start += users
         scores, chosen = map(torch.cat, zip(*found, strict=True))
-        return scores, chosen
+        back = order.argsort()
+        return scores[back], chosen[back]
 
     def _bound(self, lengths: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
         """`[b]` how far the coarse scores of a user can be from the exact ones, and their largest.
@@ -185,12 +200,13 @@ class Candidates:
 
     Args:
         k: Length of the lists.
+        most: Items of a user that may be scored again.
         shrunk, off: `[b]` an item whose score is below the k-th times `shrunk` minus `off` is out.
         usable: `[b]` whether there is such a limit.
     """
 
-    def __init__(self, k: int, shrunk: Tensor, off: Tensor, usable: Tensor) -> None:
-        self.k, self.shrunk, self.off = k, shrunk, off
+    def __init__(self, k: int, most: int, shrunk: Tensor, off: Tensor, usable: Tensor) -> None:
+        self.k, self.most, self.shrunk, self.off = k, most, shrunk, off
         self.kth = torch.full_like(off, -torch.inf)  # lower bounds of the k-th scores
         self.sure = usable.clone()
         self.users, self.item_ids = torch.zeros(2, 0, dtype=torch.int64)
@@ -198,9 +214,9 @@ class Candidates:
         self._found: list[tuple[Tensor, Tensor, Tensor]] = []
         self._count = self._seen = self._merged = 0
 
-    def _floor(self, kth: Tensor) -> Tensor:
-        """What a candidate's score must exceed; nothing does for a user who is given up."""
-        floor = kth * self.shrunk - self.off
+    def floor(self) -> Tensor:
+        """`[b]` what a candidate's score must exceed; nothing does for a user who is given up."""
+        floor = self.kth * self.shrunk - self.off
         return floor.nextafter(floor.new_tensor(-torch.inf)).where(self.sure, torch.inf)
 
     def scan(self, scores: Tensor, *, first_id: int) -> None:
@@ -211,14 +227,14 @@ class Candidates:
         if filled := -n % group:
             scores = torch.cat([scores, scores.new_full((filled, b), -torch.inf)])
         tile = scores.unsqueeze(1)
-        found = scores_above(tile, group, self._floor(self.kth)) if self._merged else None
+        found = scores_above(tile, group, self.floor()) if self._merged else None
         if found is None or len(found[0]) > self.k * b:
             self.kth = torch.maximum(self.kth, below_kth_group(tile, group, self.k))
-            found = scores_above(tile, group, self._floor(self.kth))
+            found = scores_above(tile, group, self.floor())
         users, items, values = found
         self._found.append((users, items + first_id, values))
         self._count += len(users)
-        if self._seen >= 2 * self._merged or self._count > MOST * self.k * b:
+        if self._seen >= 2 * self._merged or self._count > self.most * b:
             self.merge()
 
     def merge(self) -> None:
@@ -228,8 +244,8 @@ class Candidates:
         users, item_ids, scores = map(torch.cat, zip(*parts, strict=True))
         self._found, self._count, self._merged = [], 0, self._seen
         # A user with far too many is given up before they take memory.
-        self.sure &= users.bincount(minlength=b) <= 4 * MOST * self.k
-        keep = scores > self._floor(self.kth)[users]
+        self.sure &= users.bincount(minlength=b) <= 4 * self.most
+        keep = scores > self.floor()[users]
         users, order = users[keep].sort(stable=True)  # items of a user stay in ascending order
         item_ids, scores = item_ids[keep][order], scores[keep][order]
         counts = users.bincount(minlength=b)
@@ -237,7 +253,7 @@ class Candidates:
         pool = scores.new_full((b, max(self.k, int(counts.max()))), -torch.inf)
         pool[users, columns] = scores
         self.kth = torch.maximum(self.kth, pool.topk(self.k, dim=1).values[:, -1])
-        keep = scores > self._floor(self.kth)[users]
+        keep = scores > self.floor()[users]
         self.users, self.item_ids, self.scores = users[keep], item_ids[keep], scores[keep]
 
     def padded(self) -> tuple[Tensor, Tensor]:
@@ -245,7 +261,7 @@ class Candidates:
         b = len(self.kth)
         counts = self.users.bincount(minlength=b)
         # Fewer than k: a user to whom almost nothing may be returned.
-        sure = self.sure & (counts >= self.k) & (counts <= MOST * self.k)
+        sure = self.sure & (counts >= self.k) & (counts <= self.most)
         here = sure[self.users]
         users, item_ids = self.users[here], self.item_ids[here]
         counts = counts * sure

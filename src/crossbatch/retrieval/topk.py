@@ -159,9 +159,9 @@ def below_kth_group(tile: Tensor, group: int, k: int) -> Tensor:
     return kth.nextafter(kth.new_tensor(-torch.inf))
 
 
-def tile_items(num_items: int, rows: int) -> int:
+def tile_items(num_items: int, rows: int, numbers: int = TILE_SCORES) -> int:
     """Return items per tile: a multiple of every group size, no more than needed."""
-    fitting = max(1024, TILE_SCORES // rows)
+    fitting = max(1024, numbers // rows)
     return min(fitting, num_items + MAX_GROUP - 1) // MAX_GROUP * MAX_GROUP
 
 
