@@ -87,12 +87,21 @@ class Worker(Process):
         arguments: Its command line.
         threads: Threads that libraries may use.
         log: Where its standard error goes.
+        variables: Further variables of its environment.
     """
 
     def __init__(
-        self, python: Path, module: str, arguments: Sequence[str], *, threads: int, log: Path
+        self,
+        python: Path,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        threads: int,
+        log: Path,
+        **variables: str,
     ) -> None:
-        super().__init__([str(python), "-m", module, *arguments], threads=threads, log=log)
+        command = [str(python), "-m", module, *arguments]
+        super().__init__(command, threads=threads, log=log, **variables)
         try:
             hello = self.read()
         except RuntimeError:

@@ -4,13 +4,18 @@ Needs NumPy alone: peers have environments of their own, which have no crossbatc
 """
 
 import argparse
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-BATCH_SIZE, DIM, HIDDEN, NEGATIVES, CAPACITY = 128, 64, 128, 1280, 2432
+# `steps_at_sizes.py` sets other sizes.
+BATCH_SIZE, DIM = (
+    int(os.environ.get(name, n)) for name, n in (("PEER_BATCH", 128), ("PEER_DIM", 64))
+)
+HIDDEN, NEGATIVES, CAPACITY = 128, 1280, 2432
 
 
 @dataclass(frozen=True)
