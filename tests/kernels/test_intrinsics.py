@@ -1,5 +1,7 @@
 """What compiled functions are built from, against float64: products and exponentials."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,20 @@ def numbers(rows, columns, *, wide=0):
     return rng.standard_normal((rows, columns + wide)).astype(np.float32)[:, :columns]
 
 
+@cache
+def compiled(name):
+    """A product as a function that can be called from here."""
+    from numba import njit
+
+    function = getattr(intrinsics, name)
+    return njit(lambda a, b, out, keep: function(a, b, out, keep))
+
+
+def multiplied(name, a, b, out, keep):
+    """Write a product to `out`."""
+    compiled(name)(a, b, out, keep)
+
+
 @pytest.mark.parametrize(("m", "k", "n"), SHAPES)
 @pytest.mark.parametrize("wide", [0, 3])
 @pytest.mark.parametrize("keep", [0, 1])
@@ -30,7 +46,7 @@ def test_products_are_those_of_float64(m, k, n, wide, keep):
     for name, (a, b, truth) in cases.items():
         out = np.zeros((m, n + wide), dtype=np.float32)[:, :n]
         out[:] = before
-        getattr(intrinsics, name)(a, b, out, keep)
+        multiplied(name, a, b, out, keep)
         expected = truth(a.astype(np.float64), b.astype(np.float64)) + keep * before
         np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4, err_msg=name)
 
@@ -38,20 +54,20 @@ def test_products_are_those_of_float64(m, k, n, wide, keep):
 def test_what_was_there_is_not_read_unless_kept():
     out = np.full((2, 2), np.nan, dtype=np.float32)
     a = np.eye(2, dtype=np.float32)
-    intrinsics.product(a, a, out, 0)
+    multiplied("product", a, a, out, 0)
     np.testing.assert_array_equal(out, np.eye(2))
 
 
 def test_columns_beyond_a_view_are_left_alone():
     wide = np.full((4, 6), 7, dtype=np.float32)
-    intrinsics.product(numbers(4, 3), numbers(3, 2), wide[:, 1:3], 0)
+    multiplied("product", numbers(4, 3), numbers(3, 2), wide[:, 1:3], 0)
     assert (wide[:, 0] == 7).all()
     assert (wide[:, 3:] == 7).all()
 
 
 def test_nothing_times_something_is_nothing():
     out = np.zeros((0, 4), dtype=np.float32)
-    intrinsics.product(numbers(0, 3), numbers(3, 4), out, 0)
+    multiplied("product", numbers(0, 3), numbers(3, 4), out, 0)
     assert out.shape == (0, 4)
 
 

@@ -122,33 +122,37 @@ class _Attention(torch.autograd.Function):
         asking = packed if queries is None else array(queries)
         sizes = lengths(stops)
         rows = sizes if queries is None else torch.ones_like(sizes)
-        places, longest = _places(sizes, rows, heads).numpy(), int(sizes.max()) if len(sizes) else 0
+        places, ends = _places(sizes, rows, heads).numpy(), array(stops)
+        size = int((sizes * rows).max()) if len(sizes) else 0  # weights of a head
         weights = np.empty(int((sizes * rows).sum()) * heads, dtype=np.float32)
         d = packed.shape[1] // (3 if queries is None else 2)
         found = items.new_empty(len(asking), d)
+        if queries is not None:
+            found.zero_()  # what an empty history sees
         noise = _noise(rate, seed)
         parts = equal_histories(stops, items.shape[0], 3 * d)
 
         def run(part: Part) -> None:
             attend(
-                asking, packed, array(stops), part.start, part.stop, heads, longest, places, noise,
-                weights, found.numpy(),
+                asking, packed, ends, *part[1:4], heads, places, noise, weights,
+                np.empty(size, dtype=np.float32), found.numpy(),
             )  # fmt: skip
 
         run_parts(run, parts)
-        ctx.kept = packed, asking, array(stops), heads, longest, places, noise, weights
+        ctx.kept = packed, asking, ends, size, heads, places, noise, weights
         ctx.parts, ctx.own_queries = parts, queries is None
         return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative("attention")
-        packed, asking, *others = ctx.kept
+        packed, asking, ends, size, *others = ctx.kept
         g, of_items = array(grad), np.empty_like(packed)
         of_queries = of_items if ctx.own_queries else np.zeros_like(asking)
 
         def run(part: Part) -> None:
-            gradients(g, asking, packed, *others, part.start, part.stop, of_queries, of_items)
+            rooms = np.empty((2, size), dtype=np.float32)
+            gradients(g, asking, packed, ends, *part[1:4], *others, rooms, of_queries, of_items)
 
         run_parts(run, ctx.parts)
         of_given = None if ctx.own_queries else torch.from_numpy(of_queries)

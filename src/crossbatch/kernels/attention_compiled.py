@@ -10,11 +10,11 @@ from typing import Any
 
 from crossbatch.kernels.compiler import Array, compiled, compiled_reordered, intrinsic, np
 from crossbatch.kernels.dropout import BITS, kept
-from crossbatch.kernels.softmax_compiled import LOWEST, exponentials, ordered
+from crossbatch.kernels.softmax_compiled import LOWEST, exponentials
 
 product, product_t = intrinsic("product"), intrinsic("product_t")
-t_product = intrinsic("t_product")
-bits_as_float, float_as_bits = intrinsic("bits_as_float"), intrinsic("float_as_bits")
+t_product, rank, of_rank = intrinsic("t_product"), intrinsic("rank"), intrinsic("of_rank")
+floats_of, matrix_of, part_of = intrinsic("floats_of"), intrinsic("matrix_of"), intrinsic("part_of")
 
 
 @compiled
@@ -24,14 +24,15 @@ def attend(
     stops: Array,
     first: int,
     last: int,
+    start: int,
     heads: int,
-    longest: int,
     places: Array,
     noise: Array,
     weights: Array,
+    room: Array,
     found: Array,
 ) -> None:
-    """Write what the queries of the histories `first` to `last` see.
+    """Write what the queries of the histories `first` to `last` see, where there are items.
 
     Args:
         queries: `[Q, ≥ d]`, whose first d columns are the queries: one of every item, or one of
@@ -40,54 +41,55 @@ def attend(
         stops: `[B]` where each history ends.
         first: Number of the first history.
         last: Number after the last one.
+        start: Where the first history begins.
         heads: Parts of each vector.
-        longest: Items of the longest history.
         places: `[B]` where the weights of each history begin.
         noise: See `_keep`.
         weights: Written for `gradients`: of each history `[heads, its queries, its items]`.
+        room: Memory for the weights of a head of the longest history.
         found: `[Q, d]`.
     """
     d, w = found.shape[1], items.shape[1]
-    h, alone = d // heads, w == 2 * d
+    h, keys = d // heads, w - 2 * d
     scale = np.float32(1 / np.sqrt(h))
-    room = np.empty(longest * (1 if alone else longest), dtype=np.float32)
     for b in range(first, last):
-        start, stop, place = 0 if b == 0 else stops[b - 1], stops[b], places[b]
-        n = stop - start
-        top, end = (b, b + 1) if alone else (start, stop)
-        if n == 0:
-            for row in range(top, end):
-                for j in range(d):
-                    found[row, j] = 0
-            continue
-        size = (end - top) * n
-        for k in range(heads):
-            key, value = w - 2 * d + k * h, w - d + k * h
-            q = queries[top:end, k * h : k * h + h]
-            some, used = weights[place : place + size], room[:size]
-            product_t(q, items[start:stop, key : key + h], some.reshape(end - top, n), 0)
-            _softmax(some.reshape(end - top, n), scale)
-            _keep(used, some, place, noise)
-            seen = items[start:stop, value : value + h]
-            product(used.reshape(end - top, n), seen, found[top:end, k * h : k * h + h], 0)
-            place += size
+        n, place, top, q = stops[b] - start, places[b], start, stops[b] - start
+        if keys == 0:  # queries of their own
+            top, q = b, 1
+        if n > 0:
+            used = matrix_of(room, 0, q, n)
+            for left in range(0, d, h):
+                scores = matrix_of(weights, place, q, n)
+                asking, key = part_of(queries, top, left, q, h), keys + left
+                product_t(asking, part_of(items, start, key, n, h), scores, 0)
+                flat = floats_of(weights, place, q * n)
+                _softmax(scores, flat, scale)
+                _keep(room, flat, place, noise)
+                value = part_of(items, start, key + d, n, h)
+                product(used, value, part_of(found, top, left, q, h), 0)
+                place += q * n
+        start += n
 
 
 @compiled_reordered
-def _softmax(scores: Array, scale: Any) -> None:
-    """Scores `[q, n]` become weights; the last query sees all n items, each before it one less."""
+def _softmax(scores: Array, flat: Array, scale: Any) -> None:
+    """Scores `[q, n]` become weights; the last query sees all n items, each before it one less.
+
+    `flat` are the same numbers in one row: short loops would hardly be vectorised.
+    """
     q, n = scores.shape
     for i in range(q):
-        seen = n - q + i + 1
-        row, highest = scores[i], np.int32(LOWEST)
+        seen, row, highest = n - q + i + 1, scores[i], np.int32(LOWEST)
         for j in range(seen):
-            highest = max(highest, ordered(float_as_bits(row[j])))
-        peak = bits_as_float(ordered(highest))
+            place = rank(row[j])
+            if place > highest:
+                highest = place
+        peak = of_rank(highest)
         for j in range(seen):
             row[j] = scale * (row[j] - peak)
         for j in range(seen, n):
             row[j] = -np.inf
-    exponentials(scores.reshape(q * n), np.float32(0))  # short loops would hardly be vectorised
+    exponentials(flat, np.float32(0))
     for i in range(q):
         row, total = scores[i], np.float32(0)
         for j in range(n):
@@ -116,45 +118,44 @@ def gradients(
     queries: Array,
     items: Array,
     stops: Array,
+    first: int,
+    last: int,
+    start: int,
     heads: int,
-    longest: int,
     places: Array,
     noise: Array,
     weights: Array,
-    first: int,
-    last: int,
+    rooms: Array,
     of_queries: Array,
     of_items: Array,
 ) -> None:
     """Write the gradients of queries, keys and values into the places that these have.
 
-    `grad` `[Q, d]` is the gradient of `found`; the other arguments are those of `attend`.
+    `grad` `[Q, d]` is the gradient of `found`, `rooms` `[2, …]` has two of `room`; the other
+    arguments are those of `attend`.
     """
     d, w = grad.shape[1], items.shape[1]
-    h, alone = d // heads, w == 2 * d
+    h, keys = d // heads, w - 2 * d
     scale = np.float32(1 / np.sqrt(h))
-    rooms = np.empty((2, longest * (1 if alone else longest)), dtype=np.float32)
     for b in range(first, last):
-        start, stop, place = 0 if b == 0 else stops[b - 1], stops[b], places[b]
-        n = stop - start
-        top, end = (b, b + 1) if alone else (start, stop)
-        if n == 0:
-            continue
-        q, size = end - top, (end - top) * n
-        used, back = rooms[0, :size].reshape(q, n), rooms[1, :size].reshape(q, n)
-        for k in range(heads):
-            key, value = w - 2 * d + k * h, w - d + k * h
-            g, asking = grad[top:end, k * h : k * h + h], queries[top:end, k * h : k * h + h]
-            some = weights[place : place + size]
-            _keep(rooms[0, :size], some, place, noise)
-            t_product(used, g, of_items[start:stop, value : value + h], 0)
-            product_t(g, items[start:stop, value : value + h], back, 0)
-            _back_through_softmax(back, used, some.reshape(q, n), scale)
-            product(
-                back, items[start:stop, key : key + h], of_queries[top:end, k * h : k * h + h], 0
-            )
-            t_product(back, asking, of_items[start:stop, key : key + h], 0)
-            place += size
+        n, place, top, q = stops[b] - start, places[b], start, stops[b] - start
+        if keys == 0:  # queries of their own
+            top, q = b, 1
+        if n > 0:
+            used, back = matrix_of(rooms[0], 0, q, n), matrix_of(rooms[1], 0, q, n)
+            for left in range(0, d, h):
+                key, g = keys + left, part_of(grad, top, left, q, h)
+                some = floats_of(weights, place, q * n)
+                _keep(rooms[0], some, place, noise)
+                t_product(used, g, part_of(of_items, start, key + d, n, h), 0)
+                product_t(g, part_of(items, start, key + d, n, h), back, 0)
+                _back_through_softmax(back, used, matrix_of(weights, place, q, n), scale)
+                asked = part_of(of_queries, top, left, q, h)
+                product(back, part_of(items, start, key, n, h), asked, 0)
+                asking = part_of(queries, top, left, q, h)
+                t_product(back, asking, part_of(of_items, start, key, n, h), 0)
+                place += q * n
+        start += n
 
 
 @compiled_reordered

@@ -19,16 +19,19 @@ from crossbatch.kernels.compiler import (
     check_device,
     check_ids,
     check_shapes,
+    np,
     refuse_second_derivative,
     usable,
 )
-from crossbatch.kernels.gru_compiled import gradients, pack, states, step_order, unpack
+from crossbatch.kernels.gru_compiled import gradients, states
 from crossbatch.kernels.parallel import Part, equal_histories, run_parts
 from crossbatch.kernels.products import multiply
 from crossbatch.kernels.ragged import are_stops, pad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from crossbatch.kernels.compiler import Array
 
 
 def padded_states(
@@ -101,15 +104,17 @@ class _Run:
     def __init__(
         self, items: Tensor, stops: Tensor, parameters: Sequence[Tensor], final: Tensor
     ) -> None:
-        steps, order, source = step_order(array(stops), len(items))
-        self.packed = torch.empty(items.shape)
-        pack(array(items), source, self.packed.numpy())
+        self.steps, self.order, self.source = step_order(array(stops))
+        self.packed = items.index_select(0, self.source)
         input_kernel, *kernels, bias = parameters
         self.active = multiply(self.packed, input_kernel, bias)
+        self.before, self.reset = items.new_empty(2, len(items), final.shape[1])
+        self.before[: len(self.order)] = 0
         arrays = [array(kernel) for kernel in kernels]
-        before, reset = states(self.active.numpy(), steps, order, *arrays, final.numpy())
-        self.before, self.reset = torch.from_numpy(before), torch.from_numpy(reset)
-        self.steps, self.order, self.source = steps, order, source
+        states(
+            self.active.numpy(), self.steps, self.order.numpy(), *arrays, self.before.numpy(),
+            self.reset.numpy(), final.numpy(),
+        )  # fmt: skip
 
     def gradients(
         self, grad: Tensor, parameters: Sequence[Tensor], of_items: Tensor
@@ -117,20 +122,38 @@ class _Run:
         """Those of the parameters; that of the items is written."""
         input_kernel, *kernels = parameters
         active = self.active.clone()  # a second backward pass reads the activations again
+        back, first = grad.index_select(0, self.order), len(self.order)
         gradients(
-            array(grad), self.steps, self.order, *(array(kernel) for kernel in kernels),
-            active.numpy(), self.before.numpy(),
+            back.numpy(), self.steps, *[array(kernel) for kernel in kernels], active.numpy(),
+            self.before.numpy(), torch.empty_like(back).numpy(),
         )  # fmt: skip
         h = self.before.shape[1]
-        first = int(self.steps[0]) if len(self.steps) else 0  # items that have no state before them
+        active[:first, :h] = 0  # at the first step there is no state that could be reset
         later = active[first:]
-        unpack(multiply(active, input_kernel.t()).numpy(), self.source, of_items.numpy())
+        place = torch.empty_like(self.source)
+        place[self.source] = torch.arange(len(place))
+        torch.index_select(multiply(active, input_kernel.t()), 0, place, out=of_items)
         return [
             multiply(self.packed.t(), active),
             multiply(self.before[first:].t(), later[:, : 2 * h]),
             multiply(self.reset[first:].t(), later[:, 2 * h :]),
             active.sum(dim=0),
         ]
+
+
+def step_order(stops: Array) -> tuple[Array, Tensor, Tensor]:
+    """How to take histories that end at `stops` step by step, the longest first.
+
+    Returns how many histories reach each step; which they are, longest first; and for each row of
+    the step-by-step order, its row among the items of the histories.
+    """
+    sizes = np.diff(stops, prepend=0)
+    order = np.argsort(-sizes, kind="stable")
+    order = order[: np.count_nonzero(sizes)]
+    sizes, step = sizes[order], np.arange(sizes.max(initial=0))[:, None]
+    reached = step < sizes  # [steps, histories]
+    source = (stops[order] - sizes + step)[reached]
+    return reached.sum(axis=1), torch.from_numpy(order), torch.from_numpy(source)
 
 
 class _States(torch.autograd.Function):

@@ -7,61 +7,11 @@ reach a step are worked on at once, longest first.
 
 from __future__ import annotations
 
-from typing import Any
-
 from crossbatch.kernels.compiler import Array, compiled, intrinsic, np
 
 product, product_t = intrinsic("product"), intrinsic("product_t")
-copy, sigmoid, tanh = intrinsic("copy"), intrinsic("sigmoid"), intrinsic("tanh")
-
-
-@compiled
-def step_order(stops: Array, P: int) -> Any:
-    """How to take histories that end at `stops` step by step, the longest first.
-
-    Returns how many histories reach each step; which they are, longest first; and for each row of
-    the step-by-step order, its row among the histories' items `[P]`.
-    """
-    B = stops.shape[0]
-    longest, start = 0, 0
-    for b in range(B):
-        longest = max(longest, stops[b] - start)
-        start = stops[b]
-    reaching = np.zeros(longest + 1, dtype=np.int64)  # histories of more than t items
-    start = 0
-    for b in range(B):
-        for t in range(stops[b] - start):
-            reaching[t] += 1
-        start = stops[b]
-    order = np.empty(reaching[0], dtype=np.int64)
-    following = reaching.copy()  # by t: the place after the last history of t items
-    for b in range(B - 1, -1, -1):
-        size = stops[b] - (stops[b - 1] if b > 0 else 0)
-        if size > 0:
-            following[size - 1] -= 1
-            order[following[size - 1]] = b
-    source = np.empty(P, dtype=np.int64)
-    place = 0
-    for t in range(longest):
-        for i in range(reaching[t]):
-            b = order[i]
-            source[place] = (stops[b - 1] if b > 0 else 0) + t
-            place += 1
-    return reaching[:longest], order, source
-
-
-@compiled
-def pack(rows: Array, source: Array, packed: Array) -> None:
-    """Copy rows into the step-by-step order."""
-    for p in range(source.shape[0]):
-        copy(rows[source[p]], packed[p])
-
-
-@compiled
-def unpack(packed: Array, source: Array, rows: Array) -> None:
-    """Copy rows back from the step-by-step order."""
-    for p in range(source.shape[0]):
-        copy(packed[p], rows[source[p]])
+sigmoid, tanh = intrinsic("sigmoid"), intrinsic("tanh")
+floats_of, part_of = intrinsic("floats_of"), intrinsic("part_of")
 
 
 @compiled
@@ -71,39 +21,38 @@ def states(
     order: Array,
     gate_kernel: Array,
     candidate_kernel: Array,
+    before: Array,
+    reset: Array,
     final: Array,
-) -> Any:
+) -> None:
     """Write the state after the last item of each history to `final` `[B, h]`.
 
-    `active` `[P, 3h]` is what the items give to the pre-activations of r, z, c, bias included, in
-    the order of `step_order`, which also gives `steps` and `order`; it becomes the activations. The
-    kernels are those of `gru_states`.
+    `active` `[P, 3h]` is what the items give to the pre-activations of r, z, c, bias included, step
+    by step; it becomes the activations. Histories `order` come longest first, and `steps` of them
+    reach each step. The kernels are those of `gru_states`.
 
-    Returns what `gradients` needs besides: states before each step `[P, h]`, and the same after the
-    reset gate `[P, h]`.
+    Written besides, for `gradients`: states before each step `[P, h]`, of which those of the first
+    one are given, and the same after the reset gate `[P, h]`.
     """
-    P, h = active.shape[0], candidate_kernel.shape[0]
-    before = np.empty((P, h), dtype=np.float32)
-    reset = np.empty((P, h), dtype=np.float32)
-    start = 0
+    h, start = candidate_kernel.shape[0], 0
     for t in range(steps.shape[0]):
-        n = steps[t]
-        stop = start + n
-        continuing = steps[t + 1] if t + 1 < steps.shape[0] else 0
-        if t == 0:  # states are zero: the products are too
-            for i in range(n):
-                _clear(before[i])
-        else:
-            product(before[start:stop], gate_kernel, active[start:stop, : 2 * h], 1)
-        for i in range(start, stop):
+        n, continuing = steps[t], 0
+        if t + 1 < steps.shape[0]:
+            continuing = steps[t + 1]
+        if t > 0:  # before, states are zero: the products are too
+            gates = part_of(active, start, 0, n, 2 * h)
+            product(part_of(before, start, 0, n, h), gate_kernel, gates, 1)
+        for i in range(start, start + n):
             _gate(active[i], before[i], reset[i])
         if t > 0:
-            product(reset[start:stop], candidate_kernel, active[start:stop, 2 * h :], 1)
+            candidates = part_of(active, start, 2 * h, n, h)
+            product(part_of(reset, start, 0, n, h), candidate_kernel, candidates, 1)
         for i in range(n):
-            following = before[stop + i] if i < continuing else final[order[i]]
+            following = final[order[i]]
+            if i < continuing:
+                following = before[start + n + i]
             _move(active[start + i], before[start + i], following)
-        start = stop
-    return before, reset
+        start += n
 
 
 @compiled
@@ -120,7 +69,7 @@ def _gate(active: Array, before: Array, reset: Array) -> None:
 def _move(active: Array, before: Array, following: Array) -> None:
     """Pre-activation of c to the candidate; the state after the step."""
     h = before.shape[0]
-    update, candidate = active[h : 2 * h], active[2 * h :]
+    update, candidate = floats_of(active, h, h), floats_of(active, 2 * h, h)
     for j in range(h):
         candidate[j] = tanh(candidate[j])
         following[j] = candidate[j] + update[j] * (before[j] - candidate[j])
@@ -128,47 +77,33 @@ def _move(active: Array, before: Array, following: Array) -> None:
 
 @compiled
 def gradients(
-    grad: Array,
+    back: Array,
     steps: Array,
-    order: Array,
     gate_kernel: Array,
     candidate_kernel: Array,
     active: Array,
     before: Array,
+    through_reset: Array,
 ) -> None:
     """Turn the activations into the gradients of the pre-activations, in place.
 
-    `grad` `[B, h]` is the gradient of the final states, `active` and `before` are from `states`.
+    `back` is the gradient of the final states in the order of `states`, and used up; `active` and
+    `before` are from there. `through_reset` is memory for as much as `back`.
     """
-    P, h = before.shape
-    if P == 0:
-        return
-    first = steps[0]  # items of the first step: no state before them
-    back = np.empty((first, h), dtype=np.float32)  # gradient of the running states
-    through_reset = np.empty((first, h), dtype=np.float32)
-    for i in range(first):
-        copy(grad[order[i]], back[i])
-    stop = P
+    stop, h = before.shape
     for t in range(steps.shape[0] - 1, -1, -1):
         n = steps[t]
         start = stop - n
         for i in range(n):
             _back_to_candidate(back[i], before[start + i], active[start + i])
         if t > 0:
-            product_t(active[start:stop, 2 * h :], candidate_kernel, through_reset[:n], 0)
+            candidates = part_of(active, start, 2 * h, n, h)
+            product_t(candidates, candidate_kernel, part_of(through_reset, 0, 0, n, h), 0)
             for i in range(n):
                 _back_to_gates(back[i], through_reset[i], before[start + i], active[start + i])
-            product_t(active[start:stop, : 2 * h], gate_kernel, back[:n], 1)
-        else:
-            for i in range(n):
-                _clear(active[i, :h])  # nothing was reset
+            gates = part_of(active, start, 0, n, 2 * h)
+            product_t(gates, gate_kernel, part_of(back, 0, 0, n, h), 1)
         stop = start
-
-
-@compiled
-def _clear(row: Array) -> None:
-    for j in range(row.shape[0]):
-        row[j] = 0
 
 
 @compiled
@@ -176,7 +111,7 @@ def _back_to_candidate(back: Array, before: Array, active: Array) -> None:
     """Gradients of the pre-activations of z and c take their places; `back` is of z·h alone."""
     h = back.shape[0]
     one = np.float32(1)
-    update, candidate = active[h : 2 * h], active[2 * h :]
+    update, candidate = floats_of(active, h, h), floats_of(active, 2 * h, h)
     for j in range(h):
         z, c, d = update[j], candidate[j], back[j]
         part = d * (one - z)

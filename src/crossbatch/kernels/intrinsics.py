@@ -1,5 +1,8 @@
 """What compiled functions need beyond numba's own: matrix products, exponentials, prefetching.
 
+Everything here writes its instructions for the compiler directly. As functions that numba compiles
+they would take it some tenths of a second each, in every function that calls them.
+
 This is the one file that imports numba when it is imported; see `compiler.Intrinsic`.
 """
 
@@ -9,14 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
-import numpy as np
 import torch
 from llvmlite import ir
-from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba import types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
-Array = Any
+NUMBER, REAL, POINTER = ir.IntType(32), ir.FloatType(), cgutils.voidptr_t
+FLOAT = 4  # bytes
+
+
+def _array(context: Any, builder: Any, signature: Any, arguments: Any, position: int) -> Any:
+    """An argument that is an array, with its `data`, `shape` and `strides`."""
+    kind = signature.args[position]
+    return context.make_array(kind)(context, builder, arguments[position])
+
+
+def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """Call a function by the name that it is linked by."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    function = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
+    return builder.call(function, arguments)
+
 
 # ---- matrix products, by the BLAS that torch itself calls ------------------------------------
 # At a batch of 128 a product takes 25 µs, and calling it through Python and torch about as much
@@ -24,10 +42,6 @@ Array = Any
 # Arrays are float32 [rows, columns] whose rows have no gaps; there may be some between rows.
 
 ROUTINE = "sgemm_"  # BLAS as Fortran calls it: every argument by reference, columns contiguous
-FLOAT = 4  # bytes
-# Integers of Python would be constants to numba, which would compile `_multiply` for each pair.
-NORMAL, TRANSPOSED = np.int64(ord("N")), np.int64(ord("T"))
-_sgemm: Any = types.ExternalFunction(ROUTINE, types.void(*[types.uintp] * 13))
 
 
 def find_matrix_product() -> bool:
@@ -38,139 +52,147 @@ def find_matrix_product() -> bool:
     return bool(llvm.address_of_symbol(ROUTINE))
 
 
-@njit(cache=True, nogil=True)
-def _matrix(values: Array) -> tuple[int, int]:
-    """Address of `[rows, columns]`, and numbers from row to row.
+def _matrix(builder: Any, array: Any) -> tuple[Any, Any, Any, Any]:
+    """Address, rows, columns, and numbers from row to row.
 
     A matrix of one row may have any stride; BLAS refuses one that is shorter than the row, and
     then leaves the product undone.
     """
-    return values.ctypes.data, max(values.strides[0] // FLOAT, values.shape[1], 1)
+    rows, columns = cgutils.unpack_tuple(builder, array.shape, 2)  # type: ignore[no-untyped-call]
+    stride = builder.extract_value(array.strides, 0)
+    step = builder.sdiv(stride, stride.type(FLOAT))
+    for least in (columns, stride.type(1)):
+        step = builder.select(builder.icmp_signed("<", step, least), least, step)
+    return builder.bitcast(array.data, POINTER), rows, columns, step
 
 
-@njit(cache=True, nogil=True)
-def product(a: Array, b: Array, out: Array, keep: float) -> None:
-    """Out `[m, n]` = a `[m, k]` b `[k, n]`, plus `keep` times what it held."""
-    m, n, k = b.shape[1], a.shape[0], a.shape[1]
-    _multiply(_matrix(b), NORMAL, _matrix(a), NORMAL, m, n, k, _matrix(out), keep)
+def _product(first_form: str, second_form: str) -> Any:
+    """The product of two matrices, each as it is (N) or transposed (T)."""
+
+    def typed(typing_context: Any, a: Any, b: Any, out: Any, keep: Any) -> Any:
+        del typing_context, keep
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            arrays = [_array(context, builder, signature, arguments, i) for i in range(3)]
+            (at_a, *shape_a, step_a), (at_b, *_, step_b), (at_out, n, m, step_out) = (
+                _matrix(builder, array) for array in arrays
+            )
+            k = shape_a[1] if first_form == "N" else shape_a[0]
+            letters = [ir.IntType(8)(ord(form)) for form in (second_form, first_form)]
+            sizes = [builder.trunc(size, NUMBER) for size in (m, n, k, step_b, step_a, step_out)]
+            given = [*letters, *sizes, REAL(1.0), arguments[3]]
+            places = [cgutils.alloca_once_value(builder, value) for value in given]  # type: ignore[no-untyped-call]
+            b_form, a_form, *at_sizes, one, kept = [builder.bitcast(p, POINTER) for p in places]
+            wide, high, deep, row_b, row_a, row_out = at_sizes
+            # outᵀ [m, n] = bᵀ aᵀ as Fortran sees them: every array is its own transpose there.
+            given = [b_form, a_form, wide, high, deep, one, at_b, row_b, at_a, row_a, kept, at_out]
+            some = builder.and_(*[builder.icmp_signed(">", size, size.type(0)) for size in (m, n)])
+            with builder.if_then(some):
+                _call(builder, ROUTINE, ir.VoidType(), *given, row_out)
+            return context.get_dummy_value()
+
+        return types.void(a, b, out, types.float32), generate
+
+    return intrinsic(typed)
 
 
-@njit(cache=True, nogil=True)
-def product_t(a: Array, b: Array, out: Array, keep: float) -> None:
-    """Out `[m, n]` = a `[m, k]` bᵀ, b `[n, k]`, plus `keep` times what it held."""
-    m, n, k = b.shape[0], a.shape[0], a.shape[1]
-    _multiply(_matrix(b), TRANSPOSED, _matrix(a), NORMAL, m, n, k, _matrix(out), keep)
-
-
-@njit(cache=True, nogil=True)
-def t_product(a: Array, b: Array, out: Array, keep: float) -> None:
-    """Out `[m, n]` = aᵀ b, a `[k, m]`, b `[k, n]`, plus `keep` times what it held."""
-    m, n, k = b.shape[1], a.shape[1], a.shape[0]
-    _multiply(_matrix(b), NORMAL, _matrix(a), TRANSPOSED, m, n, k, _matrix(out), keep)
-
-
-@njit(cache=True, nogil=True)
-def _multiply(
-    left: tuple[int, int],
-    form: Any,
-    right: tuple[int, int],
-    other: Any,
-    m: int,
-    n: int,
-    k: int,
-    out: tuple[int, int],
-    keep: float,
-) -> None:
-    """outᵀ `[m, n]` = left right as Fortran sees them: every array is its own transpose there.
-
-    Arrays are given as address and numbers from row to row, so that this is compiled only once.
-    """
-    if m == 0 or n == 0:
-        return
-    forms = np.empty(2, dtype=np.uint8)
-    forms[0], forms[1] = form, other
-    factors = np.empty(2, dtype=np.float32)
-    factors[0], factors[1] = 1, keep
-    sizes = np.empty(6, dtype=np.int32)
-    sizes[0], sizes[1], sizes[2] = m, n, k
-    sizes[3], sizes[4], sizes[5] = left[1], right[1], out[1]
-    form_at, factor_at, size_at = forms.ctypes.data, factors.ctypes.data, sizes.ctypes.data
-    _sgemm(
-        form_at, form_at + 1, size_at, size_at + 4, size_at + 8, factor_at,
-        left[0], size_at + 12, right[0], size_at + 16,
-        factor_at + FLOAT, out[0], size_at + 20,
-    )  # fmt: skip
+product = _product("N", "N")  # (a, b, out, keep): out [m, n] = a [m, k] b [k, n] + keep out
+product_t = _product("N", "T")  # a [m, k], b [n, k]: out [m, n] = a bᵀ + keep out
+t_product = _product("T", "N")  # a [k, m], b [k, n]: out [m, n] = aᵀ b + keep out
 
 
 # ---- exponentials, written so that loops over them are vectorised ----------------------------
 # The compiler would call a library for `math.exp`, one number at a time.
 
 
-def _reinterpreted(source: Any, target: Any) -> Any:
-    """A function of a number that keeps its bits and changes its type."""
+def _of_number(build: Any, source: Any = types.float32, target: Any = types.float32) -> Any:
+    """A function of one number, from what it is built of: `build(builder, x)`."""
 
     def typed(typing_context: Any, value: Any) -> Any:
         del typing_context, value
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            del signature
-            return builder.bitcast(arguments[0], context.get_value_type(target))
+            del context, signature
+            return build(builder, arguments[0])
 
         return target(source), generate
 
     return intrinsic(typed)
 
 
-bits_as_float = _reinterpreted(types.int32, types.float32)
-float_as_bits = _reinterpreted(types.float32, types.int32)
+def _series(builder: Any, x: Any, *factors: float) -> Any:
+    """A polynomial, whose factor of the highest power comes first."""
+    total = REAL(factors[0])
+    for factor in factors[1:]:
+        total = builder.fadd(builder.fmul(total, x), REAL(factor))
+    return total
 
 
-@njit(inline="always", cache=True, error_model="numpy", nogil=True)
-def exponential(x: np.float32) -> np.float32:
-    """e^x for x ≤ 88, to two units in the last place; 0 below −87.
-
-    e^x = 2^n e^r with n the nearest integer to x log2 e; e^r by its series to the sixth order.
-    """
-    bounded = np.float32(-88) if x < np.float32(-88) else x  # NaN is not below
-    n = np.float32(np.rint(bounded * np.float32(1.4426950408889634)))
-    r = bounded - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
-    series = np.float32(1 / 720)
-    series = series * r + np.float32(1 / 120)
-    series = series * r + np.float32(1 / 24)
-    series = series * r + np.float32(1 / 6)
-    series = series * r + np.float32(0.5)
-    series = series * r + np.float32(1)
-    series = series * r + np.float32(1)
-    value = series * bits_as_float((np.int32(n) + np.int32(127)) << np.int32(23))
-    return np.float32(0) if bounded < np.float32(-87) else np.float32(value)
+def _where(builder: Any, x: Any, relation: str, limit: float, then: Any, otherwise: Any) -> Any:
+    """One of two values, by how `x` compares with a limit; NaN does not."""
+    return builder.select(builder.fcmp_ordered(relation, x, REAL(limit)), then, otherwise)
 
 
-@njit(inline="always", cache=True, error_model="numpy", nogil=True)
-def sigmoid(x: np.float32) -> np.float32:
+def _exponential(builder: Any, x: Any) -> Any:
+    """e^x = 2^n e^r with n the integer next to x log2 e; e^r by its series to the sixth order."""
+    bounded = _where(builder, x, "<", -88, REAL(-88), x)
+    n = _call(builder, "llvm.rint.f32", REAL, builder.fmul(bounded, REAL(1.4426950408889634)))
+    r = builder.fsub(bounded, builder.fmul(n, REAL(0.693359375)))
+    r = builder.fadd(r, builder.fmul(n, REAL(2.12194440e-4)))
+    series = _series(builder, r, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1, 1)
+    exponent = builder.add(builder.fptosi(n, NUMBER), NUMBER(127))
+    power = builder.bitcast(builder.shl(exponent, NUMBER(23)), REAL)
+    return _where(builder, bounded, "<", -87, REAL(0), builder.fmul(series, power))
+
+
+def _sigmoid(builder: Any, x: Any) -> Any:
     """1 / (1 + e^−x)."""
-    bounded = np.float32(-87) if x < np.float32(-87) else x
-    return np.float32(1) / (np.float32(1) + exponential(-bounded))
+    bounded = _where(builder, x, "<", -87, REAL(-87), x)
+    e = _exponential(builder, builder.fneg(bounded))
+    return builder.fdiv(REAL(1), builder.fadd(REAL(1), e))
 
 
-@njit(inline="always", cache=True, error_model="numpy", nogil=True)
-def tanh(x: np.float32) -> np.float32:
+def _tanh(builder: Any, x: Any) -> Any:
     """Tanh x; by its series where 1 − e^−2x would lose digits."""
-    square = x * x
-    series = np.float32(62 / 2835)
-    series = series * square - np.float32(17 / 315)
-    series = series * square + np.float32(2 / 15)
-    series = series * square - np.float32(1 / 3)
-    series = series * square * x + x
-    size = abs(x)
-    e = exponential(np.float32(-2) * size)
-    ratio = (np.float32(1) - e) / (np.float32(1) + e)
-    ratio = ratio if x > np.float32(0) else -ratio
-    return series if size < np.float32(0.3) else ratio
+    square = builder.fmul(x, x)
+    series = _series(builder, square, 62 / 2835, -17 / 315, 2 / 15, -1 / 3)
+    series = builder.fadd(builder.fmul(builder.fmul(series, square), x), x)
+    size = _call(builder, "llvm.fabs.f32", REAL, x)
+    e = _exponential(builder, builder.fmul(REAL(-2), size))
+    ratio = builder.fdiv(builder.fsub(REAL(1), e), builder.fadd(REAL(1), e))
+    ratio = _where(builder, x, ">", 0, ratio, builder.fneg(ratio))
+    return _where(builder, size, "<", 0.3, series, ratio)
 
 
-# ---- rows of large tables: requested early, copied at once ------------------------------------
+exponential = _of_number(_exponential)  # for x ≤ 88, to two units in the last place; 0 below −87
+sigmoid, tanh = _of_number(_sigmoid), _of_number(_tanh)
 
-NUMBER = ir.IntType(32)
+
+# A running maximum of floats is not vectorised, one of integers is.
+
+
+def _flipped(builder: Any, bits: Any) -> Any:
+    """With the bits of negative numbers flipped, floats are in the order of their bits."""
+    negative = builder.ashr(bits, NUMBER(31))
+    return builder.xor(bits, builder.and_(negative, NUMBER(2**31 - 1)))
+
+
+def _rank(builder: Any, x: Any) -> Any:
+    """An integer that is in the order of the floats."""
+    return _flipped(builder, builder.bitcast(x, NUMBER))
+
+
+def _of_rank(builder: Any, rank: Any) -> Any:
+    """The float of a rank."""
+    return builder.bitcast(_flipped(builder, rank), REAL)
+
+
+rank = _of_number(_rank, target=types.int32)
+of_rank = _of_number(_of_rank, types.int32)
+
+
+# ---- rows of large tables: requested early, copied at once; arrays at an address ----------------
+
 TO_WRITE, KEEP, DATA = NUMBER(1), NUMBER(3), NUMBER(1)
 
 
@@ -179,54 +201,129 @@ def _line_of(typing_context: Any, table: Any, row: Any, column: Any) -> Any:
     del typing_context, row, column
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        made = context.make_array(signature.args[0])(context, builder, arguments[0])
         place = cgutils.get_item_pointer(  # type: ignore[no-untyped-call]
-            context, builder, signature.args[0], made, list(arguments[1:])
+            context,
+            builder,
+            signature.args[0],
+            _array(context, builder, signature, arguments, 0),
+            list(arguments[1:]),
         )
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, NUMBER, NUMBER, NUMBER])
-        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]
-        builder.call(prefetch, [builder.bitcast(place, cgutils.voidptr_t), TO_WRITE, KEEP, DATA])
+        line = builder.bitcast(place, POINTER)
+        _call(builder, "llvm.prefetch.p0", ir.VoidType(), line, TO_WRITE, KEEP, DATA)
         return context.get_dummy_value()
 
     return types.void(table, types.intp, types.intp), generate
 
 
-prefetch_line: Any = intrinsic(_line_of)
-
-
-def _pointer_to(typing_context: Any, address: Any) -> Any:
-    """An address as a pointer."""
-    del typing_context
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(address), generate
-
-
-_pointer: Any = intrinsic(_pointer_to)
-
-
-@njit(inline="always", cache=True, nogil=True)
-def floats_at(address: Any, size: Any) -> Any:
-    """`size` float32 numbers at an address, whose array the caller keeps alive."""
-    return carray(_pointer(address), (size,), np.float32)
-
-
-@njit(inline="always", cache=True, nogil=True)
-def matrix_at(address: Any, rows: Any, columns: Any) -> Any:
-    """Float32 `[rows, columns]` at an address, whose array the caller keeps alive."""
-    return carray(_pointer(address), (rows, columns), np.float32)
-
-
-_memcpy: Any = types.ExternalFunction("memcpy", types.uintp(*[types.uintp] * 3))
-
-
-@njit(cache=True, nogil=True)
-def copy(source: Any, target: Any) -> None:
+def _copied(typing_context: Any, source: Any, target: Any) -> Any:
     """Copy numbers `[d]` to a place `[d]` of the same type, both without gaps.
 
     A loop would be compiled to a copy of single numbers, because the two might overlap.
     """
-    _memcpy(target.ctypes.data, source.ctypes.data, source.shape[0] * source.itemsize)
+    del typing_context
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        read, written = (_array(context, builder, signature, arguments, i) for i in range(2))
+        size = builder.mul(builder.extract_value(read.shape, 0), read.itemsize)
+        places = [builder.bitcast(array.data, POINTER) for array in (written, read)]
+        _call(builder, "memcpy", POINTER, *places, size)
+        return context.get_dummy_value()
+
+    return types.void(source, target), generate
+
+
+def _made(context: Any, builder: Any, kind: Any, address: Any, shape: Any, step: Any = None) -> Any:
+    """An array of float32 of memory that the caller keeps alive; `step` from row to row."""
+    width = ir.IntType(64)(FLOAT)
+    array = context.make_array(kind)(context, builder)
+    populate_array(
+        array,
+        data=builder.inttoptr(address, array.data.type),
+        shape=shape,
+        strides=[width] if step is None else [builder.mul(step, width), width],
+        itemsize=width,
+        meminfo=None,
+    )
+    return array._getvalue()
+
+
+def _inside(builder: Any, array: Any, *distances: Any) -> Any:
+    """The address of the number of an array that is so many numbers from the first."""
+    address = builder.ptrtoint(array.data, ir.IntType(64))
+    for distance in distances:
+        address = builder.add(address, builder.mul(distance, distance.type(FLOAT)))
+    return address
+
+
+ROW, ROWS, SOME = (
+    types.Array(types.float32, n, layout) for n, layout in ((1, "C"), (2, "C"), (2, "A"))
+)
+
+
+def _floats_at(typing_context: Any, address: Any, size: Any) -> Any:
+    """`size` numbers at an address."""
+    del typing_context, address, size
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del signature
+        return _made(context, builder, ROW, arguments[0], arguments[1:])
+
+    return ROW(types.intp, types.intp), generate
+
+
+def _matrix_at(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
+    """`[rows, columns]` at an address."""
+    del typing_context, address, rows, columns
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        del signature
+        return _made(context, builder, ROWS, arguments[0], arguments[1:], arguments[2])
+
+    return ROWS(*[types.intp] * 3), generate
+
+
+def _floats_of(typing_context: Any, source: Any, first: Any, size: Any) -> Any:
+    """`size` numbers of a row, from number `first` on."""
+    del typing_context, first, size
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = _array(context, builder, signature, arguments, 0)
+        address = _inside(builder, array, arguments[1])
+        return _made(context, builder, ROW, address, arguments[2:])
+
+    return ROW(source, types.intp, types.intp), generate
+
+
+def _matrix_of(typing_context: Any, source: Any, first: Any, rows: Any, columns: Any) -> Any:
+    """`[rows, columns]` of the numbers of a row, from number `first` on."""
+    del typing_context, first, rows, columns
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = _array(context, builder, signature, arguments, 0)
+        address = _inside(builder, array, arguments[1])
+        return _made(context, builder, ROWS, address, arguments[2:], arguments[3])
+
+    return ROWS(source, *[types.intp] * 3), generate
+
+
+def _part_of(typing_context: Any, source: Any, top: Any, left: Any, rows: Any, columns: Any) -> Any:
+    """`[rows, columns]` of a matrix, from a row and a column on."""
+    del typing_context, top, left, rows, columns
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = _array(context, builder, signature, arguments, 0)
+        stride = builder.extract_value(array.strides, 0)
+        step = builder.sdiv(stride, stride.type(FLOAT))
+        address = _inside(builder, array, builder.mul(arguments[1], step), arguments[2])
+        return _made(context, builder, SOME, address, arguments[3:], step)
+
+    return SOME(source, *[types.intp] * 4), generate
+
+
+prefetch_line: Any = intrinsic(_line_of)
+copy: Any = intrinsic(_copied)
+floats_at: Any = intrinsic(_floats_at)
+matrix_at: Any = intrinsic(_matrix_at)
+floats_of: Any = intrinsic(_floats_of)
+matrix_of: Any = intrinsic(_matrix_of)
+part_of: Any = intrinsic(_part_of)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,10 @@ from crossbatch.kernels.compiler import (
 )
 from crossbatch.kernels.parallel import Part, equal_histories, run_parts
 from crossbatch.kernels.ragged import are_stops, pad
-from crossbatch.kernels.routing_compiled import gradients, interests, rows_with_gradient
+from crossbatch.kernels.routing_compiled import GROUP, route, spread, sum_chosen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def routing_weights(logits: Tensor, mask: Tensor) -> Tensor:
@@ -152,21 +155,18 @@ class _Routed(torch.autograd.Function):
         iterations: int,
         *parameters: Tensor,
     ) -> Tensor:
-        found = items.new_empty(len(stops), logits.shape[1], len(parameters[0]))
+        B, K, d = len(stops), logits.shape[1], len(parameters[0])
         if not are_stops(array(stops), len(items)):
             raise ValueError("stops must rise from 0 and end at the number of items")
-        rows, first_logits, given = array(items), array(logits), [array(x) for x in parameters]
+        found = items.new_empty(B, K, d)
         # Every round reads each item for every interest.
-        numbers = iterations * logits.shape[1] * found.shape[2]
-        ctx.parts = equal_histories(stops, items.shape[0], numbers)
+        ctx.parts = equal_histories(stops, items.shape[0], iterations * K * d)
         ctx.kept = [None] * len(ctx.parts)
 
         def run(part: Part) -> None:
             number, start, stop, first, last = part
-            ctx.kept[number] = interests(
-                iterations, rows[first:last], array(stops[start:stop] - first),
-                first_logits[first:last], *given, found[start:stop].numpy(),
-            )  # fmt: skip
+            some = items[first:last], stops[start:stop] - first, logits[first:last]
+            ctx.kept[number] = _interests(*some, iterations, parameters, found[start:stop])
 
         run_parts(run, ctx.parts)
         ctx.save_for_backward(items, stops, found, *parameters)
@@ -176,21 +176,75 @@ class _Routed(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative("routed_interests")
         items, stops, found, *parameters = ctx.saved_tensors
-        weight, dense = array(parameters[0]), array(parameters[2])
-        g, read, of_items = array(grad), array(items), np.zeros(items.shape, dtype=np.float32)
+        of_items = torch.zeros_like(items, memory_format=torch.contiguous_format)
         written: list[Any] = [None] * len(ctx.parts)
 
         def run(part: Part) -> None:
             number, start, stop, first, last = part
-            rows = g[start:stop].reshape(-1, g.shape[2])
-            chosen = rows_with_gradient(rows)
-            sums = [np.zeros(tensor.shape, dtype=np.float32) for tensor in parameters]
-            gradients(
-                rows[chosen], chosen, read[first:last], array(stops[start:stop] - first), weight,
-                dense, array(found[start:stop]), *ctx.kept[number], of_items[first:last], *sums,
+            written[number] = _gradients(
+                grad[start:stop], items[first:last], stops[start:stop] - first, parameters,
+                found[start:stop], *ctx.kept[number], of_items[first:last],
             )  # fmt: skip
-            written[number] = sums
 
         run_parts(run, ctx.parts)
         totals = [sum(each[1:], start=each[0]) for each in zip(*written, strict=True)]
-        return torch.from_numpy(of_items), None, None, None, *map(torch.from_numpy, totals)
+        return of_items, None, None, None, *totals
+
+
+def _interests(
+    items: Tensor,
+    stops: Tensor,
+    logits: Tensor,
+    iterations: int,
+    parameters: Sequence[Tensor],
+    found: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Write interests; return mapped items, routing weights and capsules `[B K, d]`."""
+    weight, bias, dense, dense_bias = parameters
+    (P, K), d = logits.shape, len(weight)
+    full = (K + GROUP - 1) // GROUP * GROUP
+    mapped, rows = torch.addmm(bias, items, weight.t()), found.view(-1, d)
+    agreed, shares = torch.full((P, full), -torch.inf), torch.empty(P, full)
+    agreed[:, :K] = logits
+    capsules = torch.empty_like(rows) if len(dense) else rows
+    route(
+        iterations, mapped.numpy(), array(stops), agreed.numpy(), shares.numpy(),
+        shares.view(-1).numpy(), np.empty((full, d), dtype=np.float32), capsules.numpy(),
+    )  # fmt: skip
+    if len(dense):
+        torch.addmm(dense_bias, capsules, dense.t(), out=rows).relu_()
+    return mapped, shares, capsules
+
+
+def _gradients(
+    grad: Tensor,
+    items: Tensor,
+    stops: Tensor,
+    parameters: Sequence[Tensor],
+    found: Tensor,
+    mapped: Tensor,
+    shares: Tensor,
+    capsules: Tensor,
+    of_items: Tensor,
+) -> tuple[Tensor, ...]:
+    """Those of the parameters; those of the items are added to zeros."""
+    weight, bias, dense, dense_bias = parameters
+    K, d = found.shape[1:]
+    rows = grad.reshape(-1, d)
+    chosen = rows.abs().amax(dim=1).nonzero().squeeze(1)  # with a hard readout one of a history
+    back = rows.index_select(0, chosen)
+    of_dense, of_dense_bias = torch.zeros_like(dense), torch.zeros_like(dense_bias)
+    if len(dense):
+        back *= found.view(-1, d).index_select(0, chosen) > 0
+        of_dense = back.t() @ capsules.index_select(0, chosen)
+        of_dense_bias = back.sum(dim=0)
+        back = back @ dense
+    raw, of_bias = items.new_zeros(len(chosen), items.shape[1]), torch.zeros_like(bias)
+    numbers, ends, weights = chosen.numpy(), stops.numpy(), shares.numpy()
+    sum_chosen(
+        numbers, K, array(items), mapped.numpy(), ends, weights, back.numpy(), raw.numpy(),
+        np.empty(d, dtype=np.float32), of_bias.numpy(),
+    )  # fmt: skip
+    of_weight = back.t() @ raw
+    spread(numbers, K, ends, weights, (back @ weight).numpy(), of_items.numpy())
+    return of_weight, of_bias, of_dense, of_dense_bias

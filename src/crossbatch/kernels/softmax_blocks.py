@@ -22,11 +22,17 @@ from crossbatch.kernels.compiler import (
 from crossbatch.kernels.parallel import Part, equal_histories, run_parts
 from crossbatch.kernels.products import multiply, worth_it
 from crossbatch.kernels.ragged import lengths
-from crossbatch.kernels.softmax_compiled import blocks, softmax_rows
+from crossbatch.kernels.softmax_compiled import (
+    BUCKETS,
+    multiply_back,
+    multiply_columns,
+    softmax_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from crossbatch.kernels.compiler import Array
     from crossbatch.kernels.softmax_streamed import Streamed
 
 
@@ -185,34 +191,53 @@ def _compiled_blocks(
     if u.shape[0] != B:  # several queries a row
         ends = [0, *stops[size - 1 :: size].tolist(), u.shape[0]]
         most = max(end - start for start, end in pairwise(ends))
-    block = u.new_empty(min(most, u.shape[0]), width)
-    nothing = np.empty((0, u.shape[1]), dtype=np.float32)
-    exclude = np.empty((0, 0), dtype=np.bool_)
-    parts = [array(part) for part in rows.parts]  # which must outlive the call
+    block = u.new_empty(min(most, u.shape[0]), width).numpy()
+    queries = array(u)
+    own_rows = queries[:0] if own is None else array(own)
+    parts = [array(part) for part in rows.parts]  # which must outlive the calls
     groups = [
         (part.ctypes.data, len(part), gradient.data_ptr() if len(gradient) else 0)
         for part, gradient in zip(parts, gradients.columns, strict=True)
     ]
-    blocks(
-        size,
-        array(u),
-        nothing if own is None else array(own),
-        np.array(groups, dtype=np.int64),
-        array(rows.log_weights),
-        array(stops),
-        array(columns.log_q),
-        array(columns.row_keys),
-        array(columns.column_keys),
-        exclude if columns.exclude is None else array(columns.exclude),
-        array(columns.own_log_q),
-        -1 if columns.own is None else columns.own,
-        array(rows.scale),
-        block.numpy(),
-        losses.numpy(),
-        gradients.users.numpy(),
-        nothing if gradients.own is None else gradients.own.numpy(),
-        gradients.log_weights.numpy(),
+    factors, softmax = np.array(groups, dtype=np.int64), _softmax(columns, rows, gradients, losses)
+    users = gradients.users.numpy()
+    of_own = own_rows if gradients.own is None else gradients.own.numpy()
+    start = 0
+    for first in range(0, B, size):
+        last = min(first + size, B)
+        end = int(stops[last - 1])
+        some, its_own, scores = queries[start:end], own_rows[start:end], block[: end - start]
+        multiply_columns(some, its_own, factors, scores)
+        softmax(scores, first, last, start, end)
+        if len(users):
+            places = users[start:end], of_own[start:end]
+            multiply_back(scores, some, its_own, factors, start > 0, *places)
+        start = end
+
+
+def _softmax(
+    columns: Columns, rows: Rows, gradients: Gradients, losses: Tensor
+) -> Callable[[Array, int, int, int, int], None]:
+    """`softmax_rows` of the rows `first` to `last`, whose queries are `start` to `end`."""
+    log_weights, stops, scale = array(rows.log_weights), array(rows.stops), array(rows.scale)
+    log_q, own_log_q = array(columns.log_q), array(columns.own_log_q)
+    row_keys, column_keys = array(columns.row_keys), array(columns.column_keys)
+    exclude = (
+        np.empty((0, 0), dtype=np.bool_) if columns.exclude is None else array(columns.exclude)
     )
+    chains = np.empty(BUCKETS + len(stops), dtype=np.int32)
+    written, pulls = losses.numpy(), gradients.log_weights.numpy()
+
+    def run(scores: Array, first: int, last: int, start: int, end: int) -> None:
+        some = slice(first, last)
+        softmax_rows(
+            scores, log_weights[start:end], stops[some] - start, log_q, row_keys[some],
+            column_keys, exclude[some], own_log_q[some],
+            -1 if columns.own is None else columns.own + first, scale[some], chains,
+            written[some], pulls[start:end],
+        )  # fmt: skip
+
+    return run
 
 
 def _multiplied_blocks(
@@ -312,6 +337,7 @@ def _compiled_rows(
         array(columns.own_log_q),
         -1 if columns.own is None else columns.own,
         array(scale),
+        np.empty(BUCKETS + len(losses), dtype=np.int32),
         losses.numpy(),
         pulls.numpy(),
     )

@@ -8,82 +8,74 @@ from crossbatch.kernels.compiler import (
     Array,
     compiled,
     compiled_reordered,
-    inlined,
     intrinsic,
     np,
 )
 
 BUCKETS = 1024
-LOWEST = -2139095041  # the ordered bits of −inf
+LOWEST = -2139095041  # the rank of −inf
 
-exponential, float_as_bits = intrinsic("exponential"), intrinsic("float_as_bits")
-bits_as_float, matrix_at = intrinsic("bits_as_float"), intrinsic("matrix_at")
+exponential, matrix_at = intrinsic("exponential"), intrinsic("matrix_at")
+rank, of_rank = intrinsic("rank"), intrinsic("of_rank")
+floats_of, part_of = intrinsic("floats_of"), intrinsic("part_of")
 product, product_t = intrinsic("product"), intrinsic("product_t")
 t_product = intrinsic("t_product")
 
 
 @compiled_reordered
-def blocks(
-    rows: int,
-    u: Array,
-    own_rows: Array,
-    groups: Array,
-    log_weights: Array,
-    stops: Array,
-    log_q: Array,
-    row_keys: Array,
-    column_keys: Array,
-    exclude: Array,
-    own_log_q: Array,
-    own: int,
-    scale: Array,
-    block: Array,
-    losses: Array,
-    grad_users: Array,
-    grad_own: Array,
-    grad_log_weights: Array,
-) -> None:
-    """`softmax_blocks`; `own` is −1 for own vectors beside the columns, `exclude` may be empty.
+def multiply_columns(u: Array, own_rows: Array, groups: Array, block: Array) -> None:
+    """Write the scores of queries `[p, d]` into `block` `[p, ≥ N]`.
+
+    Behind the N columns stands the score of the own vector `[p, d]`; `own_rows` may be empty.
 
     `groups` `[g, 3]` has the columns of each group: address of the vectors, their number, address
     of the gradients or 0. With arrays it would be compiled anew for every number of groups.
     """
-    B, N, d = stops.shape[0], column_keys.shape[0], u.shape[1]
-    start = 0
-    for first in range(0, B, rows):
-        last = min(first + rows, B)
-        end = stops[last - 1]
-        some, scores, at = u[start:end], block[: end - start], 0
-        for i in range(groups.shape[0]):
-            vectors, n = groups[i, 0], groups[i, 1]
-            product_t(some, matrix_at(vectors, n, d), scores[:, at : at + n], 0)
-            at += n
-        for p in range(scores.shape[0] if own < 0 else 0):
-            total = np.float32(0)
-            for k in range(d):
-                total += some[p, k] * own_rows[start + p, k]
-            scores[p, N] = total
-        softmax_rows(
-            scores, log_weights[start:end], stops[first:last] - start, log_q, row_keys[first:last],
-            column_keys, exclude[first:last], own_log_q[first:last],
-            own + first if own >= 0 else -1, scale[first:last], losses[first:last],
-            grad_log_weights[start:end],
-        )  # fmt: skip
-        if grad_users.shape[0] > 0:
-            at = 0
-            for i in range(groups.shape[0]):
-                vectors, n, gradients = groups[i, 0], groups[i, 1], groups[i, 2]
-                place = scores[:, at : at + n]
-                product(place, matrix_at(vectors, n, d), grad_users[start:end], 0 if i == 0 else 1)
-                if gradients:
-                    t_product(place, some, matrix_at(gradients, n, d), 0 if first == 0 else 1)
-                at += n
-            for p in range(scores.shape[0] if own < 0 else 0):
-                pull = scores[p, N]
-                for k in range(d):
-                    grad_users[start + p, k] += pull * own_rows[start + p, k]
-                    grad_own[start + p, k] = pull * some[p, k]
-        start = end
+    P, d, at = u.shape[0], u.shape[1], 0
+    for i in range(groups.shape[0]):
+        n = groups[i, 1]
+        product_t(u, matrix_at(groups[i, 0], n, d), part_of(block, 0, at, P, n), 0)
+        at += n
+    for p in range(own_rows.shape[0]):
+        query, own, total = u[p], own_rows[p], np.float32(0)
+        for k in range(d):
+            total += query[k] * own[k]
+        block[p, at] = total
+
+
+@compiled_reordered
+def multiply_back(
+    block: Array,
+    u: Array,
+    own_rows: Array,
+    groups: Array,
+    keep: bool,
+    grad_users: Array,
+    grad_own: Array,
+) -> None:
+    """Write the gradients that those of scores give to the factors of `multiply_columns`.
+
+    Those of columns are added to what is there if it is to be kept.
+    """
+    P, d, at = u.shape[0], u.shape[1], 0
+    for i in range(groups.shape[0]):
+        n, place = groups[i, 1], groups[i, 2]
+        pulls = part_of(block, 0, at, P, n)
+        product(pulls, matrix_at(groups[i, 0], n, d), grad_users, at > 0)
+        if place:
+            t_product(pulls, u, matrix_at(place, n, d), keep)
+        at += n
+    for p in range(own_rows.shape[0]):
+        pull, query, own, of_query, of_own = (
+            block[p, at],
+            u[p],
+            own_rows[p],
+            grad_users[p],
+            grad_own[p],
+        )
+        for k in range(d):
+            of_query[k] += pull * own[k]
+            of_own[k] = pull * query[k]
 
 
 @compiled_reordered
@@ -98,46 +90,48 @@ def softmax_rows(
     own_log_q: Array,
     own: int,
     scale: Array,
+    chains: Array,
     losses: Array,
     pulls: Array,
 ) -> None:
     """Turn scores into the gradients of the losses, in place, and write the losses `[b]`.
 
     `pulls` `[p]` become the gradients of the log-weights. `own` is the column of the first row's
-    own positive, or −1 where its score stands behind the columns.
+    own positive, or −1 where its score stands behind the columns. `exclude` may be empty, `chains`
+    is that of `_drop_matches`.
     """
-    B, N = stops.shape[0], column_keys.shape[0]
+    N = column_keys.shape[0]
+    first, step = own, 1  # column of the row's own positive
+    if own < 0:
+        first, step = N, 0
     start = 0
-    for r in range(B):
+    for r in range(stops.shape[0]):
         for p in range(start, stops[r]):  # the own logits, for now
-            pulls[p] = block[p, N if own < 0 else own + r] + log_weights[p] - own_log_q[r]
+            pulls[p] = block[p, first + step * r] + log_weights[p] - own_log_q[r]
         start = stops[r]
-    _drop_matches(block, stops, row_keys, column_keys)
+    _drop_matches(block, stops, row_keys, column_keys, chains)
     start = 0
-    for r in range(exclude.shape[0]):
-        for p in range(start, stops[r]):
-            for c in range(N):
-                block[p, c] = np.float32(-np.inf) if exclude[r, c] else block[p, c]
-        start = stops[r]
-    start = 0
-    for r in range(B):
+    for r in range(stops.shape[0]):
         own_peak = peak = np.float32(-np.inf)
         for p in range(start, stops[r]):
+            row = floats_of(block[p], 0, N)
+            for c in range(exclude.shape[1]):
+                row[c] = np.float32(-np.inf) if exclude[r, c] else row[c]
             own_peak = max(own_peak, pulls[p])
-            peak = max(peak, _correct(block[p, :N], log_q) + log_weights[p])
+            peak = max(peak, _correct(row, log_q) + log_weights[p])
         peak, own_total = max(peak, own_peak), np.float32(0)
         for p in range(start, stops[r]):
             own_total += np.exp(pulls[p] - own_peak)
         own_logit = own_peak + np.log(own_total)
         total = np.exp(own_logit - peak)
         for p in range(start, stops[r]):
-            total += exponentials(block[p, :N], peak - log_weights[p])
+            total += exponentials(floats_of(block[p], 0, N), peak - log_weights[p])
         losses[r] = np.log(total) + (peak - own_logit)
         share, pull = scale[r] / total, scale[r] * np.expm1(-losses[r])
         for p in range(start, stops[r]):
-            mass = _scaled(block[p, :N], share)
+            mass = _scaled(floats_of(block[p], 0, N), share)
             pulls[p] = pull * np.exp(pulls[p] - own_logit)
-            block[p, N if own < 0 else own + r] = pulls[p]
+            block[p, first + step * r] = pulls[p]
             pulls[p] += mass
         start = stops[r]
 
@@ -150,6 +144,7 @@ def fold(
     row_keys: Array,
     column_keys: Array,
     exclude: Array,
+    chains: Array,
     peaks: Array,
     masses: Array,
     factors: Array,
@@ -158,8 +153,9 @@ def fold(
 
     `peaks` `[p]` and `masses` `[p]` are the largest logit and the sum of these exponentials over
     all tiles so far; `factors` `[p]` become what earlier exponentials are to be multiplied by.
+    `chains` is that of `_drop_matches`.
     """
-    _drop_matches(scores, stops, row_keys, column_keys)
+    _drop_matches(scores, stops, row_keys, column_keys, chains)
     start = 0
     for r in range(exclude.shape[0]):
         for p in range(start, stops[r]):
@@ -179,24 +175,29 @@ def fold(
 
 
 @compiled
-def _drop_matches(block: Array, stops: Array, row_keys: Array, column_keys: Array) -> None:
-    """−inf where a column carries the row's key; rows are chained by the last bits of theirs."""
-    last_bits = BUCKETS - 1
-    head = np.empty(BUCKETS, dtype=np.int32)
+def _drop_matches(
+    block: Array, stops: Array, row_keys: Array, column_keys: Array, chains: Array
+) -> None:
+    """−inf where a column carries the row's key.
+
+    Rows are chained by the last bits of theirs; `chains` is memory for `BUCKETS` + b int32.
+    """
     for bucket in range(BUCKETS):
-        head[bucket] = -1
-    following = np.empty(row_keys.shape[0], dtype=np.int32)
+        chains[bucket] = -1
     for r in range(row_keys.shape[0]):
-        bucket = row_keys[r] & last_bits
-        following[r] = head[bucket]
-        head[bucket] = r
+        bucket = row_keys[r] & (BUCKETS - 1)
+        chains[BUCKETS + r] = chains[bucket]
+        chains[bucket] = r
     for c in range(column_keys.shape[0]):
-        r = head[column_keys[c] & last_bits]
+        r = chains[column_keys[c] & (BUCKETS - 1)]
         while r >= 0:
             if row_keys[r] == column_keys[c]:
-                for p in range(0 if r == 0 else stops[r - 1], stops[r]):
+                start = 0
+                if r > 0:
+                    start = stops[r - 1]
+                for p in range(start, stops[r]):
                     block[p, c] = -np.inf
-            r = following[r]
+            r = chains[BUCKETS + r]
 
 
 @compiled_reordered
@@ -211,22 +212,14 @@ def _scaled(row: Array, factor: Any) -> Any:
 
 @compiled
 def _correct(row: Array, log_q: Array) -> Any:
-    """Subtract log q in place; return the maximum.
-
-    Of integers, because a running maximum of floats is not vectorised: with the bits of negative
-    numbers flipped, floats are in the order of their bits.
-    """
+    """Subtract log q in place; return the maximum."""
     highest = np.int32(LOWEST)
     for c in range(row.shape[0]):
         row[c] -= log_q[c]
-        highest = max(highest, ordered(float_as_bits(row[c])))
-    return bits_as_float(ordered(highest))
-
-
-@inlined
-def ordered(bits: Any) -> Any:
-    """The bits of a float as an integer that is in the order of the floats; and back."""
-    return bits ^ ((bits >> np.int32(31)) & np.int32(2**31 - 1))
+        place = rank(row[c])
+        if place > highest:
+            highest = place
+    return of_rank(highest)
 
 
 @compiled_reordered

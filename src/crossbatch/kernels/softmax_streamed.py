@@ -19,7 +19,7 @@ from torch import Tensor
 from crossbatch.kernels.compiler import array, np, usable
 from crossbatch.kernels.parallel import Part, equal_parts, run_parts
 from crossbatch.kernels.products import multiply
-from crossbatch.kernels.softmax_compiled import fold
+from crossbatch.kernels.softmax_compiled import BUCKETS, fold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,13 +171,14 @@ def _fold_up(
     means = u.new_zeros(p if with_means else 0, d)
     log_q, keys, row_keys = map(array, (columns.log_q, columns.column_keys, columns.row_keys))
     exclude, ends = np.empty((0, 0), dtype=np.bool_), array(stops)
+    chains = np.empty(BUCKETS + p, dtype=np.int32)
     for tile, begin in zip(tiles, begins, strict=True):
         some = slice(begin, begin + len(tile))
         scores = multiply(u, tile.t())
         if columns.exclude is not None:
             exclude = array(columns.exclude[:, some])
         fold(
-            scores.numpy(), ends, log_q[some], row_keys, keys[some], exclude,
+            scores.numpy(), ends, log_q[some], row_keys, keys[some], exclude, chains,
             peaks.numpy(), masses.numpy(), factors.numpy(),
         )  # fmt: skip
         if with_means:
