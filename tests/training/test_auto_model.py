@@ -26,6 +26,7 @@ from crossbatch.training.auto_model import (
     choose_model,
     leading,
     level_share,
+    settled,
 )
 from crossbatch.training.build import build_towers, resolve
 from crossbatch.training.progress import Progress
@@ -556,3 +557,34 @@ def test_towers_are_not_built_of_auto(dataset):
 def test_candidates_that_all_diverge_are_reported(dataset, tmp_path):
     with pytest.raises(DivergedError, match="no candidate has a finite loss and recall@50"):
         choose(dataset, tmp_path / "run", lambda *_: float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("values", "level_share", "over"),
+    [
+        ((0.200, 0.193), 0.0, True),  # 3.5 % behind
+        ((0.200, 0.195), 0.0, False),
+        ((0.200, 0.200), 0.0, False),
+        ((0.200, 0.195), 0.03, True),  # level
+        ((0.200, 0.193), 0.03, True),
+        ((0.200, 0.195), None, False),  # not two candidates
+        ((0.200, 0.100), None, False),
+        ((0.0, 0.0), 0.03, False),
+    ],
+)
+def test_a_race_of_two_is_over_when_one_is_clearly_better_or_they_are_level(
+    values, level_share, over
+):
+    ahead = [
+        Measurement(name, 3, value, 0.1, 0.1, 0.4) for name, value in zip("ab", values, strict=True)
+    ]
+    assert settled(ahead, level_share) is over
+
+
+def test_the_clock_does_not_decide_a_race_that_is_settled(dataset, tmp_path, monkeypatch):
+    two = ("10 recent items", "recency pooling")
+    monkeypatch.setattr(auto_model, "CANDIDATES", {name: CANDIDATES[name] for name in two})
+    recipe = AUTO.changed(["model.tower.race_seconds=1e9"])
+    lead = prefers("10 recent items", "recency pooling", "GRU4REC")
+    measured = choose(dataset, tmp_path / "run", lead, recipe).measured
+    assert [each["steps"] for each in measured] == [3, 3]

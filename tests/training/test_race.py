@@ -1,6 +1,8 @@
 """The race of candidates: who trains how long, what it may cost, and what Ctrl-C leaves behind."""
 
+import gc
 import math
+import weakref
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
@@ -235,3 +237,20 @@ def test_those_that_are_out_make_room(dataset, candidates):
     race = Race(candidates, dataset, watch, 2, 1e9)
     race.run()
     assert max(alive) <= 3  # besides the one that is measured
+
+
+@pytest.mark.parametrize(("seconds", "alive"), [(17, [1, 1]), (18, [1, 2])])
+def test_who_will_not_train_on_makes_room(dataset, candidates, steps_taken, seconds, alive):
+    """Each takes 2 + 2 seconds; a second round would take 3 + 2 more."""
+    trainers, found = [], []
+
+    def watch(model, recipe):
+        steps_taken.clock.now += 2
+        trainers.append(weakref.ref(model))
+        gc.collect()
+        found.append(sum(each() is not None for each in trainers))
+        return by_name(model, recipe)
+
+    pair = {name: candidates[name] for name in "ab"}
+    Race(pair, dataset, watch, 3, seconds, clock=steps_taken.clock).run()
+    assert found[:2] == alive

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crossbatch.errors import ConfigError, DataError, DivergedError
@@ -24,7 +25,7 @@ from crossbatch.training.race import Measurement, Race
 from crossbatch.training.run_folder import OWN_MODEL, RACE, RunFolder, sealed_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from crossbatch.config import Recipe
     from crossbatch.data import Dataset
@@ -47,6 +48,8 @@ RACE_DIM = 64
 # best are level, and the first of them in their order is taken: on such data recent items are
 # overtaken early in training and ahead at its end. (Amazon's: 13 to 16; MovieLens: 74, 270.)
 LEVEL, SPARSE = 0.03, 40
+# One of two candidates that is so far ahead after a thousand steps stayed ahead wherever we looked.
+CLEAR = 0.03
 # Width d of the winner, unless the recipe sets it: of few samples, wide vectors learn too much.
 FEW_SAMPLES, NARROW, WIDE = 250_000, 128, 256
 # What a candidate puts into `[model]` and `[train]`; a history length that the recipe sets stays.
@@ -147,9 +150,11 @@ def choose_model(
         measured, keep = record.read(), record.write
         vectors = vectors or FirstVectors(dataset, recipe.train)
         vectors.width = max(map(table_width, candidates.values()))
-        how = (measure, steps, seconds, measured, keep, clock, vectors)
+        share = level_share(dataset)
+        over = partial(settled, level_share=share if len(candidates) == 2 else None)
+        how = (measure, steps, seconds, measured, keep, clock, over, vectors)
         race = Race(record.candidates, dataset, *how)
-        choice = _choice(race, race.run(), candidates, asked, level_share(dataset))
+        choice = _choice(race, race.run(), candidates, asked, share)
     say(str(choice))
     return choice
 
@@ -186,6 +191,15 @@ def _choice(
 def level_share(dataset: Dataset) -> float:
     """Share of the best value within which candidates are level."""
     return LEVEL if dataset.num_interactions < SPARSE * dataset.num_items else 0.0
+
+
+def settled(ahead: Sequence[Measurement], level_share: float | None) -> bool:
+    """Whether one of two candidates is clearly better, or they are level; never where None."""
+    values = [each.value for each in ahead]
+    best, second = values[0], values[1]
+    if level_share is None or best is None or second is None or best <= 0:
+        return False
+    return second < (1 - CLEAR) * best or second > (1 - level_share) * best
 
 
 def leading(ranked: list[Measurement], order: list[str], level_share: float) -> Measurement:

@@ -53,7 +53,8 @@ BANK_BATCH, BANK_ROWS = 64, 2432
 BANK_WARM_UP = 0.1  # of the steps
 # Timing.
 ROUNDS = 15  # the samplers are timed in turn, so that a busy machine slows all of them
-WARM_UP = 3  # first rounds, not counted
+WARM_UP, FEWEST_ROUNDS = 3, 6  # first rounds, not counted; rounds in any case
+ENOUGH = 2.0  # seconds of steps after which the fewest rounds will do
 BLOCK = 4  # steps in a row; the first, with caches as the others left them, is not counted
 DRAWN = 64  # batches drawn to time drawing: they are made in blocks
 LEAST = 1e-9  # seconds of a column: noise may make a difference of timings negative
@@ -279,6 +280,9 @@ def measure_costs(trainer: Trainer, recipe: Recipe, dataset: Dataset, bank: bool
                 _fill(trainer.sampler, block[0].item_ids)
             trainer.mask_later = name == "masked"
             taken[name].append(fmean([_step_seconds(trainer, batch) for batch in block][1:]))
+        # The first steps of all compile.
+        if number + 1 >= FEWEST_ROUNDS and BLOCK * sum(map(_after_first, taken.values())) > ENOUGH:
+            break
     seconds = {name: min(steps[WARM_UP:]) for name, steps in taken.items()}
     base = seconds["in_batch"]
     few, many = (min(max(1, int(share * B)), dataset.num_items) for share in PROBES)
@@ -287,6 +291,10 @@ def measure_costs(trainer: Trainer, recipe: Recipe, dataset: Dataset, bank: bool
     masking = max(seconds["masked"] - base + drawing, 0.0)
     deferred = seconds.get("deferred", math.inf)
     return Costs(base, per_uniform, any_uniform, masking, deferred)
+
+
+def _after_first(seconds: list[float]) -> float:
+    return sum(seconds[1:])
 
 
 def _line(base: float, few: tuple[int, float], many: tuple[int, float]) -> tuple[float, float]:

@@ -69,6 +69,7 @@ class Race:
         measured: What was measured in earlier sessions, and is not measured again.
         keep: Called after each measurement with all of them.
         clock: CPU seconds; by default those of this process, and wall time on a GPU.
+        settled: Whether to end after a round, from the candidates that would continue.
         vectors: Where items begin; candidates begin with the leading dimensions of these.
     """
 
@@ -80,6 +81,7 @@ class Race:
     measured: list[Measurement] = field(default_factory=list)
     keep: Callable[[list[Measurement]], None] = lambda _: None
     clock: Callable[[], float] | None = None
+    settled: Callable[[Sequence[Measurement]], bool] = lambda _: False
     vectors: FirstVectors | None = None
     _contenders: dict[str, Contender] = field(default_factory=dict)
     _interrupted: Callable[[], bool] = lambda: False
@@ -100,7 +102,8 @@ class Race:
                 ranked = self._ranked(names, steps)
                 ahead = [each for each in ranked[: staying(len(ranked))] if each.value is not None]
                 further = min(2 * steps, train.max_steps)
-                if len(ahead) < 2 or further == steps or not self._fits(ahead, further):
+                ends = len(ahead) < 2 or further == steps or self.settled(ahead)
+                if ends or not self._fits(ahead, further):
                     self._free()
                     return ranked
                 names, steps = [each.candidate for each in ahead], further
