@@ -161,9 +161,10 @@ def orthogonalise(columns: Tensor) -> Tensor:
     width = columns.shape[1]
     blocks = columns.tensor_split(max(1, len(columns) // max(ROWS, 2 * width)))
     if len(blocks) == 1:
-        q, r = torch.linalg.qr(columns)
-        columns.copy_(q)
-        return r
+        decomposed = torch.linalg.qr(columns)
+        columns.copy_(decomposed.Q)
+        alone: Tensor = decomposed.R
+        return alone
     rest = torch.cat([orthogonalise(block) for block in blocks])
     r = orthogonalise(rest)
     for block, turn in zip(blocks, rest.split(width), strict=True):
@@ -195,6 +196,7 @@ class FirstVectors:
 
     def leading(self, dim: int) -> Tensor:
         """`[num_items + 1, dim]`, the leading dimensions of wider ones."""
+        whole = self.of(max(dim, self.width))
         whole = self.of(max(dim, self.width))
         return whole if whole.shape[1] == dim else normalize(whole[:, :dim], dim=1)
 
