@@ -17,13 +17,15 @@ import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from measure.machine import describe, free_bytes
+from measure.floor import Speed, work
+from measure.machine import PROBES, describe, free_bytes, probe
 from measure.plots import draw_growth
-from measure.points import Point
+from measure.points import Point, distinct_rows
 from measure.report import header, quartiles, table_line
 
 if TYPE_CHECKING:
@@ -81,17 +83,31 @@ def measure_line(points: dict[int, Point], rounds: int, seconds: float) -> dict[
         timed(steps[size], WARMUP)
         counts[size] = min(TURN_STEPS, max(2, int(seconds / timed(steps[size], 2))))
     turns: dict[int, list[float]] = {size: [] for size in steps}
+    probes = {name: probe(name) for name in PROBES}
+    probed: dict[str, list[float]] = {name: [] for name in PROBES}
     for _ in range(rounds):
         for size, step in steps.items():
             turns[size].append(1e3 * timed(step, counts[size]))
+        for name, step in probes.items():
+            probed[name].append(timed(step, 2))
     spread = {size: quartiles(values) for size, values in turns.items()}
+    rates = {name: amount / median(probed[name]) for name, amount in PROBES.items()}
+    speed = Speed(rates["GEMM"], rates["copy"], 1 / rates["exp"])
     return {
         "sizes": list(spread),
+        "floor": [1e3 * floor(points[size], speed) for size in spread],
         **{
             name: [values[place] for values in spread.values()]
             for place, name in enumerate(("low", "median", "high"))
         },
     }
+
+
+def floor(point: Point, speed: Speed) -> float:
+    """Seconds that a step of this point takes at least, its histories being full."""
+    shape = point.shape
+    rows = distinct_rows(shape, point.sampler, point.num_items)
+    return work(point.model, point.sampler, shape, shape.B * shape.L, rows).seconds(speed)["floor"]
 
 
 def timed(step: Callable[[], object], count: int) -> float:
@@ -110,7 +126,12 @@ def markdown(document: dict[str, Any]) -> str:
         rows = header(f"CPU ms by {name}", *(f"{size:,}" for size in sizes))
         for label, line in lines.items():
             cells = [f"{value:.2f}" for value in line["median"]]
-            rows.append(table_line(label, *cells, *[""] * (len(sizes) - len(cells))))
+            missing = [""] * (len(sizes) - len(cells))
+            rows.append(table_line(label, *cells, *missing))
+            if "floor" in line:  # records of earlier versions have none
+                pairs = zip(line["median"], line["floor"], strict=True)
+                times = [f"{value / least:.2f}" for value, least in pairs]
+                rows.append(table_line("÷ its floor", *times, *missing))
         tables.append("\n".join(rows))
     return "\n\n".join(tables)
 

@@ -29,7 +29,7 @@ import torch
 
 from measure.floor import Shape, Speed, work
 from measure.machine import PROBES, describe
-from measure.points import CATEGORIES, popular
+from measure.points import CATEGORIES, distinct_rows, popular
 from measure.report import header, table_line
 from measure.workers import ROOT, Process, Worker, peer_python
 
@@ -139,15 +139,6 @@ def started_peers(B: int, d: int, L: int, options: argparse.Namespace) -> dict[s
         found[label] = Worker(python, f"peers.{module}", words, threads=1, log=log, **sizes)
         found[label].prepare(name, 20, 3.0)
     return found
-
-
-def distinct_rows(shape: Shape, sampler: str, num_items: int) -> int:
-    """Rows of the id table that a batch like those of `measure.points` reads."""
-    torch.manual_seed(0)
-    read = [popular(num_items, shape.B * shape.L), popular(num_items, shape.B)]
-    if sampler == "mixed":
-        read.append(torch.randint(1, num_items + 1, (shape.num_uniform,)))
-    return len(torch.cat(read).unique())
 
 
 COLUMNS = ("tower", "negatives", "batch", "d", "history", "CPU ms", "floor ms")

@@ -13,7 +13,7 @@ from crossbatch.models import FeatureTable, build_model
 from crossbatch.negatives import SAMPLERS, Candidates, Corpus, CrossBatchSampler
 from crossbatch.training.optimizers import Adam
 from crossbatch.training.step import Trainer
-from measure.floor import HIDDEN, Shape
+from measure.floor import HIDDEN, Shape, columns
 from measure.shape import TOWER_OF, sampler_options, tower_options
 
 if TYPE_CHECKING:
@@ -96,3 +96,12 @@ def popular(num_items: int, count: int) -> Tensor:
     growth = (num_items + 150.0) / 151.0
     ids = (151.0 * growth ** torch.rand(count, dtype=torch.float64)).long() - 150
     return ids.clamp_(1, num_items)
+
+
+def distinct_rows(shape: Shape, sampler: str, num_items: int) -> int:
+    """Rows of the id table that a batch like those of `Point` reads."""
+    torch.manual_seed(0)
+    read = [popular(num_items, shape.B * shape.L), popular(num_items, shape.B)]
+    if drawn := columns(sampler, shape).encoded - shape.B:
+        read.append(torch.randint(1, num_items + 1, (drawn,)))
+    return len(torch.cat(read).unique())
