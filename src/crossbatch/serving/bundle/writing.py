@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from crossbatch.errors import ConfigError, DataError
 from crossbatch.files import atomic_folder, write_document
+from crossbatch.kernels.memory import return_freed_memory
 from crossbatch.printing import printable
 from crossbatch.queries import Queries, weights_of
 from crossbatch.reports.markdown import literal
@@ -152,11 +153,14 @@ def write_bundle(
         facts["interests"] = bundle.num_interests
         facts["parity"] = {"users": len(probe.history), "tolerance": TOLERANCE}
         facts["parity"] |= compare(bundle, probe, contents.vectors)
+        del index  # the bundle has read its own
+        return_freed_memory()
         progress("graphs", 0, None)
         facts["parity"] |= _write_graphs(folder, bundle, probe, graph_formats)
         (folder / CARD).write_text(model_card(bundle, facts), encoding="utf-8")
         progress("checksums", 0, None)
         write_manifest(folder, facts)
+        del bundle
     return open_bundle(out, verify=False)
 
 
