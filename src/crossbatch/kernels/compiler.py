@@ -76,6 +76,7 @@ class Compiled:
     def _compiled(self, **options: Any) -> Any:
         import numba
 
+        compiled: Any = numba.njit  # whose types do not know all of its options
         # numba must find its own kind of function behind the names that this one calls.
         names = self.function.__globals__
         called = [name for name in self.function.__code__.co_names if name in names]
@@ -91,9 +92,7 @@ class Compiled:
             self.function.__defaults__,
         )
         options = self.options | options
-        return numba.njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, **options)(
-            function
-        )
+        return compiled(error_model="numpy", nogil=True, no_cfunc_wrapper=True, **options)(function)
 
 
 @contextmanager
@@ -104,6 +103,10 @@ def _garbage_kept() -> Iterator[None]:
     try:
         yield
     finally:
+        if gc.get_freeze_count() == 0:
+            # What is new counts as old: it will be searched with everything else, not at once.
+            gc.freeze()
+            gc.unfreeze()
         if searches:
             gc.enable()
 

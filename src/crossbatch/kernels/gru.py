@@ -23,10 +23,10 @@ from crossbatch.kernels.compiler import (
     refuse_second_derivative,
     usable,
 )
-from crossbatch.kernels.gru_compiled import gradients, states
+from crossbatch.kernels.gru_compiled import gradients, states, step_order
 from crossbatch.kernels.parallel import Part, equal_histories, run_parts
 from crossbatch.kernels.products import multiply
-from crossbatch.kernels.ragged import are_stops, pad
+from crossbatch.kernels.ragged import check_stops, pad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +104,7 @@ class _Run:
     def __init__(
         self, items: Tensor, stops: Tensor, parameters: Sequence[Tensor], final: Tensor
     ) -> None:
-        self.steps, self.order, self.source = step_order(array(stops))
+        self.steps, self.order, self.source = _steps(stops, len(items))
         self.packed = items.index_select(0, self.source)
         input_kernel, *kernels, bias = parameters
         self.active = multiply(self.packed, input_kernel, bias)
@@ -141,28 +141,28 @@ class _Run:
         ]
 
 
-def step_order(stops: Array) -> tuple[Array, Tensor, Tensor]:
-    """How to take histories that end at `stops` step by step, the longest first.
+def _steps(stops: Tensor, P: int) -> tuple[Array, Tensor, Tensor]:
+    """How many histories reach each step, which they are, longest first, and their items by step.
 
-    Returns how many histories reach each step; which they are, longest first; and for each row of
-    the step-by-step order, its row among the items of the histories.
+    Raises:
+        ValueError: Unless `stops` rise from 0 to P.
     """
-    sizes = np.diff(stops, prepend=0)
-    order = np.argsort(-sizes, kind="stable")
-    order = order[: np.count_nonzero(sizes)]
-    sizes, step = sizes[order], np.arange(sizes.max(initial=0))[:, None]
-    reached = step < sizes  # [steps, histories]
-    source = (stops[order] - sizes + step)[reached]
-    return reached.sum(axis=1), torch.from_numpy(order), torch.from_numpy(source)
+    reaching = np.zeros(P + 1, dtype=np.int64)
+    order, source = stops.new_empty(len(stops)), stops.new_empty(P)
+    following = np.empty(P + 1, dtype=np.int64)
+    count = step_order(array(stops), reaching, following, order.numpy(), source.numpy())
+    if count < 0:
+        raise ValueError("stops must rise from 0 and end at the number of items")
+    return reaching[:count], order[: int(reaching[0])], source
 
 
 class _States(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, items: Tensor, stops: Tensor, *parameters: Tensor) -> Tensor:
-        if not are_stops(array(stops), len(items)):
-            raise ValueError("stops must rise from 0 and end at the number of items")
         final = items.new_zeros(len(stops), parameters[2].shape[0])
         parts = equal_histories(stops, items.shape[0], 3 * final.shape[1])
+        if len(parts) > 1:  # a part sees its own histories alone
+            check_stops(stops, len(items))
         kept: list[Any] = [None] * len(parts)
         rows, given = items.detach(), [parameter.detach() for parameter in parameters]
 

@@ -15,6 +15,51 @@ floats_of, part_of = intrinsic("floats_of"), intrinsic("part_of")
 
 
 @compiled
+def step_order(stops: Array, reaching: Array, following: Array, order: Array, source: Array) -> int:
+    """How to take histories that end at `stops` `[B]` step by step, the longest first.
+
+    Args:
+        stops: Where each history ends.
+        reaching: `[P + 1]` zeros; written: how many histories reach each step.
+        following: `[P + 1]` memory.
+        order: `[≥ B]` written: which they are, longest first.
+        source: `[P]` written: for each row of the step-by-step order, its row among the items.
+
+    Returns:
+        The number of steps; −1 unless `stops` rise from 0 to P.
+    """
+    B, P, start, longest = stops.shape[0], source.shape[0], 0, 0
+    for b in range(B):
+        if stops[b] < start or stops[b] > P:
+            return -1
+        for t in range(stops[b] - start):
+            reaching[t] += 1
+        longest = max(longest, stops[b] - start)
+        start = stops[b]
+    if start != P:
+        return -1
+    for t in range(longest):  # the place after the last history of t items
+        following[t + 1] = reaching[t]
+    for b in range(B - 1, -1, -1):
+        stop, start = start, 0
+        if b > 0:
+            start = stops[b - 1]
+        size = stop - start
+        if size > 0:
+            following[size] -= 1
+            order[following[size]] = b
+    place = 0
+    for t in range(longest):
+        for i in range(reaching[t]):
+            start = 0
+            if order[i] > 0:
+                start = stops[order[i] - 1]
+            source[place] = start + t
+            place += 1
+    return longest
+
+
+@compiled
 def states(
     active: Array,
     steps: Array,

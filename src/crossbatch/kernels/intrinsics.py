@@ -14,7 +14,7 @@ from typing import Any
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import torch
 from llvmlite import ir
-from numba import types  # type: ignore[attr-defined]
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
@@ -236,7 +236,8 @@ def _made(context: Any, builder: Any, kind: Any, address: Any, shape: Any, step:
     """An array of float32 of memory that the caller keeps alive; `step` from row to row."""
     width = ir.IntType(64)(FLOAT)
     array = context.make_array(kind)(context, builder)
-    populate_array(
+    populate: Any = populate_array  # which has no types
+    populate(
         array,
         data=builder.inttoptr(address, array.data.type),
         shape=shape,
@@ -255,8 +256,9 @@ def _inside(builder: Any, array: Any, *distances: Any) -> Any:
     return address
 
 
+_array_type: Any = types.Array
 ROW, ROWS, SOME = (
-    types.Array(types.float32, n, layout) for n, layout in ((1, "C"), (2, "C"), (2, "A"))
+    _array_type(types.float32, n, layout) for n, layout in ((1, "C"), (2, "C"), (2, "A"))
 )
 
 

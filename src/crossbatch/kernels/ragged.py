@@ -55,8 +55,12 @@ def _real_entries(padded: Array, entries: Array, stops: Array) -> int:
     return P
 
 
+@compiled
 def are_stops(stops: Array, num_rows: int) -> bool:
-    """`check_stops` of an array, as an answer."""
-    if len(stops) == 0:
-        return num_rows == 0
-    return bool(stops[0] >= 0 and stops[-1] == num_rows and (stops[1:] >= stops[:-1]).all())
+    """`check_stops` for compiled functions, as an answer."""
+    previous = 0
+    for b in range(stops.shape[0]):
+        if stops[b] < previous:
+            return False
+        previous = stops[b]
+    return bool(previous == num_rows)

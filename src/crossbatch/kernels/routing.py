@@ -17,11 +17,13 @@ from crossbatch.kernels.compiler import (
     usable,
 )
 from crossbatch.kernels.parallel import Part, equal_histories, run_parts
-from crossbatch.kernels.ragged import are_stops, pad
-from crossbatch.kernels.routing_compiled import GROUP, route, spread, sum_chosen
+from crossbatch.kernels.ragged import check_stops, pad
+from crossbatch.kernels.routing_compiled import GROUP, gradients, route
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from crossbatch.kernels.compiler import Array
 
 
 def routing_weights(logits: Tensor, mask: Tensor) -> Tensor:
@@ -156,11 +158,11 @@ class _Routed(torch.autograd.Function):
         *parameters: Tensor,
     ) -> Tensor:
         B, K, d = len(stops), logits.shape[1], len(parameters[0])
-        if not are_stops(array(stops), len(items)):
-            raise ValueError("stops must rise from 0 and end at the number of items")
         found = items.new_empty(B, K, d)
         # Every round reads each item for every interest.
         ctx.parts = equal_histories(stops, items.shape[0], iterations * K * d)
+        if len(ctx.parts) > 1:  # a part sees its own histories alone
+            check_stops(stops, len(items))
         ctx.kept = [None] * len(ctx.parts)
 
         def run(part: Part) -> None:
@@ -176,19 +178,19 @@ class _Routed(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative("routed_interests")
         items, stops, found, *parameters = ctx.saved_tensors
-        of_items = torch.zeros_like(items, memory_format=torch.contiguous_format)
+        of_items = np.zeros(items.shape, dtype=np.float32)
         written: list[Any] = [None] * len(ctx.parts)
 
         def run(part: Part) -> None:
             number, start, stop, first, last = part
             written[number] = _gradients(
                 grad[start:stop], items[first:last], stops[start:stop] - first, parameters,
-                found[start:stop], *ctx.kept[number], of_items[first:last],
+                found[start:stop], ctx.kept[number], of_items[first:last],
             )  # fmt: skip
 
         run_parts(run, ctx.parts)
         totals = [sum(each[1:], start=each[0]) for each in zip(*written, strict=True)]
-        return of_items, None, None, None, *totals
+        return torch.from_numpy(of_items), None, None, None, *map(torch.from_numpy, totals)
 
 
 def _interests(
@@ -198,22 +200,25 @@ def _interests(
     iterations: int,
     parameters: Sequence[Tensor],
     found: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Array, Array, Array]:
     """Write interests; return mapped items, routing weights and capsules `[B K, d]`."""
     weight, bias, dense, dense_bias = parameters
-    (P, K), d = logits.shape, len(weight)
-    full = (K + GROUP - 1) // GROUP * GROUP
+    K, d = logits.shape[1], len(weight)
     mapped, rows = torch.addmm(bias, items, weight.t()), found.view(-1, d)
-    agreed, shares = torch.full((P, full), -torch.inf), torch.empty(P, full)
-    agreed[:, :K] = logits
+    agreed = logits.clone(memory_format=torch.contiguous_format)
+    if K % GROUP:
+        agreed = torch.nn.functional.pad(agreed, (0, -K % GROUP), value=-torch.inf)
+    shares = np.empty(agreed.shape, dtype=np.float32)
+    sums = np.empty((agreed.shape[1], d), dtype=np.float32)
     capsules = torch.empty_like(rows) if len(dense) else rows
-    route(
-        iterations, mapped.numpy(), array(stops), agreed.numpy(), shares.numpy(),
-        shares.view(-1).numpy(), np.empty((full, d), dtype=np.float32), capsules.numpy(),
-    )  # fmt: skip
+    if not route(
+        iterations, mapped.numpy(), array(stops), agreed.numpy(), shares, shares.reshape(-1), sums,
+        capsules.numpy(),
+    ):  # fmt: skip
+        raise ValueError("stops must rise from 0 and end at the number of items")
     if len(dense):
         torch.addmm(dense_bias, capsules, dense.t(), out=rows).relu_()
-    return mapped, shares, capsules
+    return mapped.numpy(), shares, capsules.numpy()
 
 
 def _gradients(
@@ -222,29 +227,19 @@ def _gradients(
     stops: Tensor,
     parameters: Sequence[Tensor],
     found: Tensor,
-    mapped: Tensor,
-    shares: Tensor,
-    capsules: Tensor,
-    of_items: Tensor,
-) -> tuple[Tensor, ...]:
+    kept: tuple[Array, Array, Array],
+    of_items: Array,
+) -> list[Array]:
     """Those of the parameters; those of the items are added to zeros."""
-    weight, bias, dense, dense_bias = parameters
+    weight, _, dense, _ = parameters
     K, d = found.shape[1:]
     rows = grad.reshape(-1, d)
     chosen = rows.abs().amax(dim=1).nonzero().squeeze(1)  # with a hard readout one of a history
-    back = rows.index_select(0, chosen)
-    of_dense, of_dense_bias = torch.zeros_like(dense), torch.zeros_like(dense_bias)
-    if len(dense):
-        back *= found.view(-1, d).index_select(0, chosen) > 0
-        of_dense = back.t() @ capsules.index_select(0, chosen)
-        of_dense_bias = back.sum(dim=0)
-        back = back @ dense
-    raw, of_bias = items.new_zeros(len(chosen), items.shape[1]), torch.zeros_like(bias)
-    numbers, ends, weights = chosen.numpy(), stops.numpy(), shares.numpy()
-    sum_chosen(
-        numbers, K, array(items), mapped.numpy(), ends, weights, back.numpy(), raw.numpy(),
-        np.empty(d, dtype=np.float32), of_bias.numpy(),
+    back, R = rows.index_select(0, chosen), len(chosen)
+    found_of = [np.zeros(tensor.shape, dtype=np.float32) for tensor in parameters]
+    gradients(
+        chosen.numpy(), K, array(items), array(stops), array(weight), array(dense),
+        found.view(-1, d).numpy(), *kept, back.numpy(), np.empty((R + 1, d), dtype=np.float32),
+        np.zeros((R, items.shape[1]), dtype=np.float32), of_items, *found_of,
     )  # fmt: skip
-    of_weight = back.t() @ raw
-    spread(numbers, K, ends, weights, (back @ weight).numpy(), of_items.numpy())
-    return of_weight, of_bias, of_dense, of_dense_bias
+    return found_of

@@ -11,6 +11,7 @@ from typing import Any
 from crossbatch.kernels.compiler import Array, compiled, compiled_reordered, intrinsic, np
 
 exponential, copy = intrinsic("exponential"), intrinsic("copy")
+product, t_product = intrinsic("product"), intrinsic("t_product")
 floats_of = intrinsic("floats_of")
 
 # Shares below e^-40 and capsules shorter than 1e-10 are 0: nothing in float32 would notice, and
@@ -29,8 +30,10 @@ def route(
     flat: Array,
     sums: Array,
     capsules: Array,
-) -> None:
+) -> bool:
     """Write the capsules `[B K, d]` of all histories, and the routing weights that they have.
+
+    Returns whether the histories are those of P items.
 
     Args:
         iterations: Rounds of routing.
@@ -48,6 +51,8 @@ def route(
     K = capsules.shape[0] // max(B, 1)
     for b in range(B):
         stop = stops[b]
+        if not start <= stop <= items.shape[0]:
+            return False
         for round_ in range(iterations):
             for k in range(0, full if round_ > 0 else 0, GROUP):
                 _add_agreement(items, start, stop, sums, k, logits)
@@ -59,6 +64,7 @@ def route(
         for k in range(K):
             copy(sums[k], capsules[b * K + k])
         start = stop
+    return bool(start == items.shape[0])
 
 
 @compiled_reordered
@@ -140,60 +146,100 @@ def _squash(v: Array) -> None:
 
 
 @compiled
-def sum_chosen(
+def gradients(
     chosen: Array,
     interests: int,
     items: Array,
-    mapped: Array,
     stops: Array,
+    weight: Array,
+    dense: Array,
+    found: Array,
+    mapped: Array,
     shares: Array,
+    capsules: Array,
     back: Array,
+    rooms: Array,
     raw: Array,
-    room: Array,
+    grad_items: Array,
+    grad_weight: Array,
     grad_bias: Array,
+    grad_dense: Array,
+    grad_dense_bias: Array,
 ) -> None:
-    """Go back from capsules to their sums of items; routing weights carry no gradient.
+    """Write the gradients of items and parameters into zeros; routing weights carry none.
 
     Args:
-        chosen: `[R]` numbers b K + k of capsules.
+        chosen: `[R]` numbers b K + k of those interests whose gradient is not zero.
         interests: K.
         items: `[P, w]`.
-        mapped: `[P, d]`; like `stops` and `shares` from `route`.
         stops: `[B]`.
+        weight: `[d, w]` map of the items.
+        dense: `[d, d]` layer behind the capsules; `[0, d]` for none.
+        found: `[B K, d]` interests.
+        mapped: `[P, d]`; like `shares` and `capsules` from `route`.
         shares: `[P, K']`.
-        back: `[R, d]` gradients of the chosen capsules; they become those of their sums.
-        raw: `[R, w]` zeros, which become weighted sums of the items before the map.
-        room: `[d]` memory.
-        grad_bias: `[d]` zeros, which become the gradient of the map's bias.
+        capsules: `[B K, d]`.
+        back: `[R, d]` gradients of the chosen interests; they are used up.
+        rooms: `[R + 1, d]` memory.
+        raw: `[R, w]` zeros, for weighted sums of the items before the map.
+        grad_items: Written, like those that follow.
+        grad_weight: Of the map.
+        grad_bias: Of the map.
+        grad_dense: Of the layer.
+        grad_dense_bias: Of the layer.
     """
-    for r in range(chosen.shape[0]):
+    R = chosen.shape[0]
+    sums = rooms[R]
+    if dense.shape[0] > 0:
+        back = _back_through_layer(
+            chosen, found, capsules, dense, back, rooms[:R], grad_dense, grad_dense_bias
+        )
+    for r in range(R):
         b, start, total = chosen[r] // interests, 0, np.float32(0)
         k = chosen[r] - b * interests
         if b > 0:
             start = stops[b - 1]
-        for j in range(room.shape[0]):
-            room[j] = 0
+        for j in range(sums.shape[0]):
+            sums[j] = 0
         for i in range(start, stops[b]):
             share = shares[i, k]
             total += share
             _add(raw[r], share, items[i])
-            _add(room, share, mapped[i])
-        _back_through_squash(room, back[r])
+            _add(sums, share, mapped[i])
+        _back_through_squash(sums, back[r])
         _add(grad_bias, total, back[r])
-
-
-@compiled
-def spread(
-    chosen: Array, interests: int, stops: Array, shares: Array, grad: Array, grad_items: Array
-) -> None:
-    """Add the gradients `[R, w]` of weighted sums of items to those of the items `[P, w]`."""
-    for r in range(chosen.shape[0]):
+    t_product(back, raw, grad_weight, 0)
+    product(back, weight, raw, 0)  # the gradient of `raw` takes its place
+    for r in range(R):
         b, start = chosen[r] // interests, 0
         k = chosen[r] - b * interests
         if b > 0:
             start = stops[b - 1]
         for i in range(start, stops[b]):
-            _add(grad_items[i], shares[i, k], grad[r])
+            _add(grad_items[i], shares[i, k], raw[r])
+
+
+@compiled
+def _back_through_layer(
+    chosen: Array,
+    found: Array,
+    capsules: Array,
+    dense: Array,
+    back: Array,
+    room: Array,
+    grad_dense: Array,
+    grad_dense_bias: Array,
+) -> Array:
+    """Gradients of the chosen capsules `[R, d]`, of the dense layer and of its bias."""
+    for r in range(chosen.shape[0]):
+        through, seen, row = back[r], capsules[chosen[r]], found[chosen[r]]
+        for j in range(row.shape[0]):
+            through[j] = through[j] if row[j] > np.float32(0) else np.float32(0)
+            room[r, j] = seen[j]
+            grad_dense_bias[j] += through[j]
+    t_product(back, room, grad_dense, 0)
+    product(back, dense, room, 0)
+    return room
 
 
 @compiled_reordered

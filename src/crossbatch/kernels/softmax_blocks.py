@@ -200,12 +200,12 @@ def _compiled_blocks(
         for part, gradient in zip(parts, gradients.columns, strict=True)
     ]
     factors, softmax = np.array(groups, dtype=np.int64), _softmax(columns, rows, gradients, losses)
-    users = gradients.users.numpy()
+    users, stop = gradients.users.numpy(), array(stops)
     of_own = own_rows if gradients.own is None else gradients.own.numpy()
     start = 0
     for first in range(0, B, size):
         last = min(first + size, B)
-        end = int(stops[last - 1])
+        end = stop[last - 1]
         some, its_own, scores = queries[start:end], own_rows[start:end], block[: end - start]
         multiply_columns(some, its_own, factors, scores)
         softmax(scores, first, last, start, end)
