@@ -6,7 +6,8 @@
 For each tower a whole short run of `crossbatch train` is started twice: with an empty cache of
 compiled functions, and with the one that this filled. The difference is what a first use costs
 more: until the end of the first step, and until the end of the run, in which evaluation compiles a
-few functions of its own. CPU seconds of the whole process, user and system, on one thread.
+few functions of its own. CPU seconds of the whole process, user and system, on one thread; medians
+over turns.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 
 from measure.shape import TINY, generated
 
@@ -78,21 +80,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path(__file__).parent / "out" / "data-tiny")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of every tower")
     options = parser.parse_args()
     generated(options.data, TINY)
     print("| tower | to the first step, CPU s | first use adds | whole run | first use adds |")
     print("|---|---|---|---|---|")
     for model in options.models:
-        with tempfile.TemporaryDirectory() as folder:
-            cache = Path(folder) / "cache"
-            first, warm = (
-                cpu_seconds(training(model, options.data, Path(folder) / name), cache)
-                for name in ("first", "again")
-            )
-        cells = [
-            f"{after:.1f} | {before - after:.1f}" for before, after in zip(first, warm, strict=True)
-        ]
+        turns = [turn(model, options.data) for _ in range(options.rounds)]
+        cells = []
+        for i in range(2):
+            after = median(warm[i] for _, warm in turns)
+            added = median(first[i] - warm[i] for first, warm in turns)
+            cells.append(f"{after:.1f} | {added:.1f}")
         print(f"| {model} | {' | '.join(cells)} |", flush=True)
+
+
+def turn(model: str, data: Path) -> list[tuple[float, float]]:
+    """`cpu_seconds` of a first run, and of one after it."""
+    with tempfile.TemporaryDirectory() as folder:
+        return [
+            cpu_seconds(training(model, data, Path(folder) / name), Path(folder) / "cache")
+            for name in ("first", "again")
+        ]
 
 
 if __name__ == "__main__":

@@ -104,3 +104,45 @@ def test_far_out():
 @pytest.mark.parametrize("name", ["exponential", "sigmoid", "tanh"])
 def test_nan_stays_nan(name):
     assert np.isnan(over(getattr(intrinsics, name))(np.float32(np.nan)))
+
+
+def test_parts_of_arrays_are_their_slices():
+    from numba import njit
+
+    a, row = numbers(6, 5, wide=2), numbers(1, 24)[0].copy()
+    part_of, matrix_of, floats_of = intrinsics.part_of, intrinsics.matrix_of, intrinsics.floats_of
+    found = njit(lambda a, row: (part_of(a, 1, 2, 3, 2) * 1, matrix_of(row, 4, 3, 5) * 1))(a, row)
+    np.testing.assert_array_equal(found[0], a[1:4, 2:4])
+    np.testing.assert_array_equal(found[1], row[4:19].reshape(3, 5))
+    np.testing.assert_array_equal(njit(lambda row: floats_of(row, 7, 9) * 1)(row), row[7:16])
+
+
+def test_what_is_written_to_a_part_is_in_the_array():
+    from numba import njit
+
+    part_of, floats_of = intrinsics.part_of, intrinsics.floats_of
+
+    @njit
+    def fill(a, row):
+        part, some = part_of(a, 1, 2, 2, 2), floats_of(row, 3, 2)
+        for i in range(2):
+            some[i] = 1
+            for j in range(2):
+                part[i, j] = 1
+
+    a, row = np.zeros((4, 6), dtype=np.float32), np.zeros(8, dtype=np.float32)
+    fill(a[:, :5], row)
+    expected = np.zeros_like(a)
+    expected[1:3, 2:4] = 1
+    np.testing.assert_array_equal(a, expected)
+    np.testing.assert_array_equal(row, [0, 0, 0, 1, 1, 0, 0, 0])
+
+
+def test_ranks_are_in_the_order_of_the_floats():
+    from numba import vectorize
+
+    rank, of_rank = intrinsics.rank, intrinsics.of_rank
+    x = np.array([-np.inf, -3e38, -1.5, -1e-30, -0.0, 0.0, 1e-30, 2.0, np.inf], dtype=np.float32)
+    ranks = vectorize(["int32(float32)"])(lambda value: rank(value))(x)
+    assert (np.diff(ranks.astype(np.int64)) > 0).all()
+    np.testing.assert_array_equal(vectorize(["float32(int32)"])(lambda r: of_rank(r))(ranks), x)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from crossbatch import kernels
 from crossbatch.kernels import parallel
 from crossbatch.kernels.parallel import Part, equal_histories, equal_parts, run_parts
 from crossbatch.kernels.row_gradients import RowRead, RowSums, sum_gradients
@@ -48,6 +49,10 @@ def test_an_error_in_a_part_is_raised(three_threads):
         run_parts(run, equal_parts(9, 1))
 
 
+needs_numba = pytest.mark.skipif(not kernels.available(), reason="needs numba")
+
+
+@needs_numba
 @pytest.mark.parametrize("count", [0, 1, 7, 3_000])
 def test_gradients_of_rows_add_up_alike_on_any_number_of_threads(three_threads, count):
     generator = torch.Generator().manual_seed(count)
@@ -79,6 +84,7 @@ def test_gradients_of_rows_add_up_alike_on_any_number_of_threads(three_threads, 
     assert torch.equal(found[1], found[3])
 
 
+@needs_numba
 def test_sizes_that_are_not_the_number_of_ids_are_refused():
     leaf = torch.zeros(2, 4, requires_grad=True)
     leaf.grad = torch.zeros(2, 4)

@@ -56,7 +56,7 @@ class Compiled:
         if self._has_run:
             return self.called(*arguments)
         with _garbage_kept():
-            found = self.called(*arguments)
+            found = _with_room_for_frames(self, arguments)
         self._has_run = True
         return found
 
@@ -74,9 +74,7 @@ class Compiled:
         return self._compiled(no_cpython_wrapper=True)
 
     def _compiled(self, **options: Any) -> Any:
-        import numba
-
-        compiled: Any = numba.njit  # whose types do not know all of its options
+        njit: Any = import_module("numba").njit
         # numba must find its own kind of function behind the names that this one calls.
         names = self.function.__globals__
         called = [name for name in self.function.__code__.co_names if name in names]
@@ -92,7 +90,18 @@ class Compiled:
             self.function.__defaults__,
         )
         options = self.options | options
-        return compiled(error_model="numpy", nogil=True, no_cfunc_wrapper=True, **options)(function)
+        return njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, **options)(function)
+
+
+def _with_room_for_frames(function: Compiled, arguments: Sequence[Any]) -> Any:
+    """Run a function."""
+    return function.called(*arguments)
+
+
+# CPython keeps the frames of calls in chunks of 16 KB. Where a loop calls functions across the end
+# of a chunk, each call maps a new one and unmaps it; in the compiler's loops that has taken half a
+# second. A frame of this size has a chunk made with as much room again for the frames that follow.
+_with_room_for_frames.__code__ = _with_room_for_frames.__code__.replace(co_stacksize=1 << 16)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""What compiled functions need beyond numba's own: matrix products, exponentials, prefetching.
+"""What compiled functions need beyond numba's own: matrix products, exponentials, parts of arrays.
 
 Everything here writes its instructions for the compiler directly. As functions that numba compiles
 they would take it some tenths of a second each, in every function that calls them.
 
-This is the one file that imports numba when it is imported; see `compiler.Intrinsic`.
+This file and `views` import numba when they are imported; see `compiler.Intrinsic`.
 """
 
 from __future__ import annotations
@@ -17,24 +17,41 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
 
-NUMBER, REAL, POINTER = ir.IntType(32), ir.FloatType(), cgutils.voidptr_t
-FLOAT = 4  # bytes
+from crossbatch.kernels.views import (
+    FLOAT,
+    NUMBER,
+    POINTER,
+    REAL,
+    array_of,
+    call,
+    copy,
+    floats_at,
+    floats_of,
+    matrix_at,
+    matrix_of,
+    part_of,
+    prefetch_line,
+)
 
-
-def _array(context: Any, builder: Any, signature: Any, arguments: Any, position: int) -> Any:
-    """An argument that is an array, with its `data`, `shape` and `strides`."""
-    kind = signature.args[position]
-    return context.make_array(kind)(context, builder, arguments[position])
-
-
-def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """Call a function by the name that it is linked by."""
-    kind = ir.FunctionType(result, [argument.type for argument in arguments])
-    function = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
-    return builder.call(function, arguments)
-
+__all__ = [
+    "copy",
+    "exponential",
+    "find_matrix_product",
+    "floats_at",
+    "floats_of",
+    "matrix_at",
+    "matrix_of",
+    "of_rank",
+    "part_of",
+    "prefetch_line",
+    "product",
+    "product_t",
+    "rank",
+    "sigmoid",
+    "t_product",
+    "tanh",
+]
 
 # ---- matrix products, by the BLAS that torch itself calls ------------------------------------
 # At a batch of 128 a product takes 25 µs, and calling it through Python and torch about as much
@@ -73,7 +90,7 @@ def _product(first_form: str, second_form: str) -> Any:
         del typing_context, keep
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            arrays = [_array(context, builder, signature, arguments, i) for i in range(3)]
+            arrays = [array_of(context, builder, signature, arguments, i) for i in range(3)]
             (at_a, *shape_a, step_a), (at_b, *_, step_b), (at_out, n, m, step_out) = (
                 _matrix(builder, array) for array in arrays
             )
@@ -88,7 +105,7 @@ def _product(first_form: str, second_form: str) -> Any:
             given = [b_form, a_form, wide, high, deep, one, at_b, row_b, at_a, row_a, kept, at_out]
             some = builder.and_(*[builder.icmp_signed(">", size, size.type(0)) for size in (m, n)])
             with builder.if_then(some):
-                _call(builder, ROUTINE, ir.VoidType(), *given, row_out)
+                call(builder, ROUTINE, ir.VoidType(), *given, row_out)
             return context.get_dummy_value()
 
         return types.void(a, b, out, types.float32), generate
@@ -136,7 +153,7 @@ def _where(builder: Any, x: Any, relation: str, limit: float, then: Any, otherwi
 def _exponential(builder: Any, x: Any) -> Any:
     """e^x = 2^n e^r with n the integer next to x log2 e; e^r by its series to the sixth order."""
     bounded = _where(builder, x, "<", -88, REAL(-88), x)
-    n = _call(builder, "llvm.rint.f32", REAL, builder.fmul(bounded, REAL(1.4426950408889634)))
+    n = call(builder, "llvm.rint.f32", REAL, builder.fmul(bounded, REAL(1.4426950408889634)))
     r = builder.fsub(bounded, builder.fmul(n, REAL(0.693359375)))
     r = builder.fadd(r, builder.fmul(n, REAL(2.12194440e-4)))
     series = _series(builder, r, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1, 1)
@@ -157,7 +174,7 @@ def _tanh(builder: Any, x: Any) -> Any:
     square = builder.fmul(x, x)
     series = _series(builder, square, 62 / 2835, -17 / 315, 2 / 15, -1 / 3)
     series = builder.fadd(builder.fmul(builder.fmul(series, square), x), x)
-    size = _call(builder, "llvm.fabs.f32", REAL, x)
+    size = call(builder, "llvm.fabs.f32", REAL, x)
     e = _exponential(builder, builder.fmul(REAL(-2), size))
     ratio = builder.fdiv(builder.fsub(REAL(1), e), builder.fadd(REAL(1), e))
     ratio = _where(builder, x, ">", 0, ratio, builder.fneg(ratio))
@@ -189,143 +206,3 @@ def _of_rank(builder: Any, rank: Any) -> Any:
 
 rank = _of_number(_rank, target=types.int32)
 of_rank = _of_number(_of_rank, types.int32)
-
-
-# ---- rows of large tables: requested early, copied at once; arrays at an address ----------------
-
-TO_WRITE, KEEP, DATA = NUMBER(1), NUMBER(3), NUMBER(1)
-
-
-def _line_of(typing_context: Any, table: Any, row: Any, column: Any) -> Any:
-    """Prefetch the cache line of one element of `table` `[R, d]`, to be written to soon."""
-    del typing_context, row, column
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = cgutils.get_item_pointer(  # type: ignore[no-untyped-call]
-            context,
-            builder,
-            signature.args[0],
-            _array(context, builder, signature, arguments, 0),
-            list(arguments[1:]),
-        )
-        line = builder.bitcast(place, POINTER)
-        _call(builder, "llvm.prefetch.p0", ir.VoidType(), line, TO_WRITE, KEEP, DATA)
-        return context.get_dummy_value()
-
-    return types.void(table, types.intp, types.intp), generate
-
-
-def _copied(typing_context: Any, source: Any, target: Any) -> Any:
-    """Copy numbers `[d]` to a place `[d]` of the same type, both without gaps.
-
-    A loop would be compiled to a copy of single numbers, because the two might overlap.
-    """
-    del typing_context
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        read, written = (_array(context, builder, signature, arguments, i) for i in range(2))
-        size = builder.mul(builder.extract_value(read.shape, 0), read.itemsize)
-        places = [builder.bitcast(array.data, POINTER) for array in (written, read)]
-        _call(builder, "memcpy", POINTER, *places, size)
-        return context.get_dummy_value()
-
-    return types.void(source, target), generate
-
-
-def _made(context: Any, builder: Any, kind: Any, address: Any, shape: Any, step: Any = None) -> Any:
-    """An array of float32 of memory that the caller keeps alive; `step` from row to row."""
-    width = ir.IntType(64)(FLOAT)
-    array = context.make_array(kind)(context, builder)
-    populate: Any = populate_array  # which has no types
-    populate(
-        array,
-        data=builder.inttoptr(address, array.data.type),
-        shape=shape,
-        strides=[width] if step is None else [builder.mul(step, width), width],
-        itemsize=width,
-        meminfo=None,
-    )
-    return array._getvalue()
-
-
-def _inside(builder: Any, array: Any, *distances: Any) -> Any:
-    """The address of the number of an array that is so many numbers from the first."""
-    address = builder.ptrtoint(array.data, ir.IntType(64))
-    for distance in distances:
-        address = builder.add(address, builder.mul(distance, distance.type(FLOAT)))
-    return address
-
-
-_array_type: Any = types.Array
-ROW, ROWS, SOME = (
-    _array_type(types.float32, n, layout) for n, layout in ((1, "C"), (2, "C"), (2, "A"))
-)
-
-
-def _floats_at(typing_context: Any, address: Any, size: Any) -> Any:
-    """`size` numbers at an address."""
-    del typing_context, address, size
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del signature
-        return _made(context, builder, ROW, arguments[0], arguments[1:])
-
-    return ROW(types.intp, types.intp), generate
-
-
-def _matrix_at(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
-    """`[rows, columns]` at an address."""
-    del typing_context, address, rows, columns
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del signature
-        return _made(context, builder, ROWS, arguments[0], arguments[1:], arguments[2])
-
-    return ROWS(*[types.intp] * 3), generate
-
-
-def _floats_of(typing_context: Any, source: Any, first: Any, size: Any) -> Any:
-    """`size` numbers of a row, from number `first` on."""
-    del typing_context, first, size
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = _array(context, builder, signature, arguments, 0)
-        address = _inside(builder, array, arguments[1])
-        return _made(context, builder, ROW, address, arguments[2:])
-
-    return ROW(source, types.intp, types.intp), generate
-
-
-def _matrix_of(typing_context: Any, source: Any, first: Any, rows: Any, columns: Any) -> Any:
-    """`[rows, columns]` of the numbers of a row, from number `first` on."""
-    del typing_context, first, rows, columns
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = _array(context, builder, signature, arguments, 0)
-        address = _inside(builder, array, arguments[1])
-        return _made(context, builder, ROWS, address, arguments[2:], arguments[3])
-
-    return ROWS(source, *[types.intp] * 3), generate
-
-
-def _part_of(typing_context: Any, source: Any, top: Any, left: Any, rows: Any, columns: Any) -> Any:
-    """`[rows, columns]` of a matrix, from a row and a column on."""
-    del typing_context, top, left, rows, columns
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = _array(context, builder, signature, arguments, 0)
-        stride = builder.extract_value(array.strides, 0)
-        step = builder.sdiv(stride, stride.type(FLOAT))
-        address = _inside(builder, array, builder.mul(arguments[1], step), arguments[2])
-        return _made(context, builder, SOME, address, arguments[3:], step)
-
-    return SOME(source, *[types.intp] * 4), generate
-
-
-prefetch_line: Any = intrinsic(_line_of)
-copy: Any = intrinsic(_copied)
-floats_at: Any = intrinsic(_floats_at)
-matrix_at: Any = intrinsic(_matrix_at)
-floats_of: Any = intrinsic(_floats_of)
-matrix_of: Any = intrinsic(_matrix_of)
-part_of: Any = intrinsic(_part_of)
