@@ -118,6 +118,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of the log and the runs")
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--set", nargs="+", default=[], help="settings of all trainings")
+    parser.add_argument(
+        "--held-out", type=float, default=0.1, help="share of validation and of test users"
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke run: numbers mean nothing")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out")
     options = parser.parse_args()
@@ -126,13 +129,15 @@ def main() -> None:
     if not raw.exists():
         run("synth", "--raw", raw, *(w for k, v in size.items() for w in (f"--{k}", v)))
     shutil.rmtree(data, ignore_errors=True)
-    prepared = run("prepare", raw, "--out", data)
+    shares = ("--valid-share", options.held_out, "--test-share", options.held_out)
+    prepared = run("prepare", raw, "--out", data, *shares)
     settings = [*options.set, *(["train.max_steps=20"] if options.quick else [])]
     dims = options.dims[:1] if options.quick else options.dims
     document = {
         "machine": describe(),
         "quick": options.quick,
         "settings": settings,
+        "held_out": options.held_out,
         "prepare": prepared,
         "dims": {str(dim): path(dim, data, options.work, settings) for dim in dims},
     }
