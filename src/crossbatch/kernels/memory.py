@@ -92,12 +92,15 @@ def freed_at_once() -> Iterator[None]:
         return_freed_memory()
 
 
-def return_freed_memory() -> None:
+def return_freed_memory(*, collect: bool = False) -> None:
     """Give freed memory back to the system once, after work that needed more than a step does.
 
-    Trainers are among what only the garbage collector frees: their parts refer to each other.
+    Args:
+        collect: Whether to search for garbage first, which takes some tenths of a second. Trainers
+            are freed by that alone: their parts refer to each other.
     """
-    gc.collect()
+    if collect:
+        gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim:
         trim(0)

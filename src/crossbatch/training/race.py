@@ -111,7 +111,7 @@ class Race:
     def _free(self) -> None:
         """Free what the candidates took, before the winner trains."""
         self._contenders.clear()
-        return_freed_memory()
+        return_freed_memory(collect=True)
 
     def cpu_seconds(self) -> float:
         """CPU seconds so far, those of earlier sessions included."""
@@ -148,7 +148,7 @@ class Race:
             done = self._ranked(names, steps)
             out = done[staying(len(names)) :] if self._continues(done, names) else done
             if sum(self._contenders.pop(each.candidate, None) is not None for each in out):
-                return_freed_memory()
+                return_freed_memory(collect=True)
 
     def _measurement(self, name: str, steps: int) -> Measurement:
         """Train a candidate from its measurement before to `steps` steps, and measure it."""

@@ -225,7 +225,7 @@ def _chosen_once(plan: Plan, folder: RunFolder) -> SamplerChoice:
     else:
         alone = plan.ranks is None
         choice = choose_sampler(plan.recipe, plan.dataset, plan.model, alone=alone)
-        return_freed_memory()
+        return_freed_memory(collect=True)
     if plan.ranks is not None:  # each rank has measured for itself
         choice = plan.ranks.collect_objects(choice)[0]
     plan.progress.say(str(choice))

@@ -154,7 +154,7 @@ def write_bundle(
         facts["parity"] = {"users": len(probe.history), "tolerance": TOLERANCE}
         facts["parity"] |= compare(bundle, probe, contents.vectors)
         del index  # the bundle has read its own
-        return_freed_memory()
+        return_freed_memory(collect=True)
         progress("graphs", 0, None)
         facts["parity"] |= _write_graphs(folder, bundle, probe, graph_formats)
         (folder / CARD).write_text(model_card(bundle, facts), encoding="utf-8")
