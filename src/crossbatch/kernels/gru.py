@@ -108,8 +108,8 @@ class _Run:
         self.packed = items.index_select(0, self.source)
         input_kernel, *kernels, bias = parameters
         self.active = multiply(self.packed, input_kernel, bias)
-        self.before, self.reset = items.new_empty(2, len(items), final.shape[1])
-        self.before[: len(self.order)] = 0
+        self.before, self.reset = [torch.empty(len(items), final.shape[1]) for _ in range(2)]
+        self.before[: len(self.order)].zero_()
         arrays = [array(kernel) for kernel in kernels]
         states(
             self.active.numpy(), self.steps, self.order.numpy(), *arrays, self.before.numpy(),
@@ -130,9 +130,10 @@ class _Run:
         h = self.before.shape[1]
         active[:first, :h] = 0  # at the first step there is no state that could be reset
         later = active[first:]
-        place = torch.empty_like(self.source)
-        place[self.source] = torch.arange(len(place))
-        torch.index_select(multiply(active, input_kernel.t()), 0, place, out=of_items)
+        place = np.empty(len(self.source), dtype=np.int64)
+        place[self.source.numpy()] = np.arange(len(place))
+        found = multiply(active, input_kernel.t())
+        torch.index_select(found, 0, torch.from_numpy(place), out=of_items)
         return [
             multiply(self.packed.t(), active),
             multiply(self.before[first:].t(), later[:, : 2 * h]),
